@@ -286,7 +286,7 @@ pub(crate) struct LockArgs {
 pub(crate) struct WaitArgs {
     #[command(flatten)]
     pub(crate) lock: LockArgs,
-    /// Wait at most this long, then exit with 124 [default: no limit]
+    /// Wait at most this long, then exit with 124; 0s means one look [default: no limit]
     #[arg(short, long, value_name = "DURATION", value_parser = duration)]
     pub(crate) wait: Option<Duration>,
 }

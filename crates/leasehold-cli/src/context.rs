@@ -42,6 +42,17 @@ impl Context {
         Ok(Self { settings, output, common })
     }
 
+    /// Creates the context of a subcommand that needs no settings, so that it works with wrong ones.
+    pub(crate) fn without_settings(common: Common) -> Self {
+        let output = Output {
+            json: common.json,
+            quiet: common.quiet,
+            color: common.color.unwrap_or_default(),
+            verbose: common.verbose > 0,
+        };
+        Self { settings: Settings::default(), output, common }
+    }
+
     /// Writes the log to stderr, with `-v`.
     pub(crate) fn start_log(&self) {
         if self.output.verbose {
@@ -93,7 +104,8 @@ pub(crate) async fn open_for(
     limit: Option<Duration>,
     output: &Output,
 ) -> Result<Locker, Failure> {
-    let progress = WaitProgress::new(name.clone(), Arc::new(SystemClock)).within(limit);
+    // Shows no limit, because the store may give up earlier.
+    let progress = WaitProgress::new(name.clone(), Arc::new(SystemClock));
     let opened = progress.show_during(output, open(store));
     let Some(limit) = limit else { return opened.await };
     timeout(&SystemClock, limit, opened).await.unwrap_or_else(|| {

@@ -45,6 +45,11 @@ impl Failure {
         Self { code, kind: kind.to_owned(), message: clean(&message.into()), help: Vec::new() }
     }
 
+    /// Returns whether the command was not found or is not executable.
+    pub(crate) fn is_of_execution(&self) -> bool {
+        matches!(self.code, NOT_FOUND | NOT_EXECUTABLE)
+    }
+
     /// Creates the failure for a wrong command line.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self::new(USAGE, "usage", message)

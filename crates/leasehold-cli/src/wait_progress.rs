@@ -111,7 +111,7 @@ impl WaitProgress {
     /// Shows the progress without a terminal, in one line per interval.
     async fn log_lines(&self, output: &Output, start: Moment) -> Infallible {
         let mut reported = None;
-        let mut reported_silence = false;
+        let mut reported_silence = !output.tells_of_delays();
         let shown = self.mode.description(&self.name);
         loop {
             if self.now().is_none()
@@ -154,14 +154,17 @@ impl WaitProgress {
     }
 }
 
-/// Runs `wait`, which begins after the command has ended. If it takes long, prints one line about it: `notice` returns
-/// the text and the document for the time that has passed. Cancel safe if `wait` is.
+/// Runs `wait`, which begins after the command has ended. If it takes long, prints one line about it on a terminal or with
+/// `-v`: `notice` returns the text and the document for the time that has passed. Cancel safe if `wait` is.
 pub(crate) async fn announce<F: Future>(
     output: &Output,
     clock: &dyn Clock,
     wait: F,
     notice: impl FnOnce(Duration) -> (String, Value),
 ) -> F::Output {
+    if !output.tells_of_delays() {
+        return wait.await;
+    }
     let mut wait = std::pin::pin!(wait);
     if let Some(done) = timeout(clock, REPORT_SILENCE_AFTER, &mut wait).await {
         return done;

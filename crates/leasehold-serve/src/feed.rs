@@ -329,9 +329,10 @@ impl Feed {
     fn not_read(&self, name: &LockName, error: &Error) {
         tracing::debug!(lock = %name, %error, "a lock could not be read for viewers");
         self.known().not_read(name, self.locker.store().env().now());
-        // A store that returns a record that cannot be understood does respond.
-        let is_of_record = matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported);
-        self.record_response((!is_of_record).then_some(error));
+        // An error about this record does not show whether other records can be read.
+        if !is_of_record(error) {
+            self.record_response(Some(error));
+        }
     }
 
     /// Records a look at a lock and notifies viewers, if the lock is watched.
@@ -368,6 +369,11 @@ impl Feed {
         let reason = error.map(|error| reason(error).to_owned());
         self.show(FeedEvent { kind, reason, ..FeedEvent::of_the_store() });
     }
+}
+
+/// Returns whether the error is about one record, which is damaged or of a newer version.
+pub(crate) fn is_of_record(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported)
 }
 
 /// Returns why the store cannot be read. The message of the error may name a lock that not every viewer may see.
@@ -414,11 +420,11 @@ mod tests {
             feed.not_read(&name("a"), &Error::new(kind, "a newer format"));
             assert_eq!(viewer.receiver.try_recv().unwrap_err(), TryRecvError::Empty);
         }
-        // The store is available again if it returns such a record after an outage.
+        // Nor is it the end of one.
         feed.not_read(&name("a"), &Error::new(ErrorKind::Unavailable, "no response"));
         feed.not_read(&name("a"), &Error::new(ErrorKind::Corrupt, "a newer format"));
-        let kinds = [(); 2].map(|()| viewer.receiver.try_recv().unwrap().event.kind);
-        assert_eq!(kinds, ["unavailable", "available"]);
+        assert_eq!(viewer.receiver.try_recv().unwrap().event.kind, "unavailable");
+        assert_eq!(viewer.receiver.try_recv().unwrap_err(), TryRecvError::Empty);
     }
 
     #[tokio::test]

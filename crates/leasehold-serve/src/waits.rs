@@ -12,7 +12,7 @@ use leasehold::clock::Deadline;
 use leasehold::lease::{HolderInfo, Id};
 use leasehold::{LockName, Ticket};
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
+use tokio_util::sync::CancellationToken;
 
 use crate::problem::Problem;
 
@@ -40,7 +40,9 @@ struct Acquisition {
     requests: watch::Sender<usize>,
     /// This channel distinguishes it from a later acquisition under the same id.
     progress: watch::Receiver<Progress>,
-    task: AbortHandle,
+    /// Ends the acquisition. A request to the store that is under way may still be granted. Until it has ended, a
+    /// withdrawal finds this acquisition.
+    given_up: CancellationToken,
 }
 
 /// Reports the holder that an acquisition waits for. The acquisition keeps it until it has ended.
@@ -83,7 +85,7 @@ impl Waits {
     }
 
     fn join_running(self: &Arc<Self>, running: &mut Running, key: Key) -> Option<Waiter> {
-        let acquisition = running.get(&key)?;
+        let acquisition = running.get(&key).filter(|acquisition| !acquisition.given_up.is_cancelled())?;
         acquisition.requests.send_modify(|requests| *requests += 1);
         let (requests, progress) = (acquisition.requests.subscribe(), acquisition.progress.clone());
         Some(Waiter { waits: self.clone(), key, requests, progress })
@@ -107,23 +109,33 @@ impl Waits {
         let reporter = Reporter(Arc::new(sender));
         let (acquisition, waits) = (acquisition(reporter.clone()), self.clone());
         let (of_task, its_progress) = (key.clone(), progress.clone());
-        let task = tokio::spawn(async move {
-            let outcome = acquisition.await;
-            // A later request under this id finds the grant in the store.
-            remove(&mut waits.running(), &of_task, &its_progress);
-            reporter.0.send_replace(Progress::Ended(outcome));
+        let given_up = CancellationToken::new();
+        let is_given_up = given_up.clone();
+        tokio::spawn(async move {
+            let outcome = is_given_up.run_until_cancelled(acquisition).await;
+            match outcome {
+                Some(outcome) => {
+                    // A later request under this id finds the grant in the store.
+                    remove(&mut waits.running(), &of_task, &its_progress);
+                    reporter.0.send_replace(Progress::Ended(outcome));
+                }
+                None => {
+                    drop(reporter);
+                    Withdrawn(its_progress.clone()).ended().await;
+                    remove(&mut waits.running(), &of_task, &its_progress);
+                }
+            }
         });
         let (sender, requests) = watch::channel(1);
-        let acquisition =
-            Acquisition { requests: sender, progress: progress.clone(), task: task.abort_handle() };
+        let acquisition = Acquisition { requests: sender, progress: progress.clone(), given_up };
         running.insert(key.clone(), acquisition);
         Waiter { waits: self.clone(), key, requests, progress }
     }
 
-    /// Ends the acquisition of `name` under `id`, and returns it if it was running.
+    /// Ends the acquisition of `name` under `id`, and returns it if it was running or one of its requests is under way.
     pub(crate) fn withdraw(&self, name: &LockName, id: Id) -> Option<Withdrawn> {
         let acquisition = self.running().remove(&(name.clone(), id))?;
-        acquisition.task.abort();
+        acquisition.given_up.cancel();
         Some(Withdrawn(acquisition.progress))
     }
 }
@@ -164,17 +176,15 @@ impl Waiter {
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        let mut running = self.waits.running();
+        let running = self.waits.running();
         let ours = running.get(&self.key).filter(|ours| ours.progress.same_channel(&self.progress));
         let Some(acquisition) = ours else { return };
         acquisition.requests.send_if_modified(|requests| {
             *requests -= 1;
             false
         });
-        if *acquisition.requests.borrow() == 0
-            && let Some(acquisition) = running.remove(&self.key)
-        {
-            acquisition.task.abort();
+        if *acquisition.requests.borrow() == 0 {
+            acquisition.given_up.cancel();
         }
     }
 }
@@ -182,6 +192,8 @@ impl Drop for Waiter {
 #[cfg(test)]
 mod tests {
     use std::future::pending;
+
+    use futures_util::FutureExt as _;
 
     use super::*;
 
@@ -259,5 +271,23 @@ mod tests {
         assert!(withdrawn.outcome().await.is_none());
         ended(&alive).await;
         assert_eq!(Arc::strong_count(&other), 2);
+    }
+
+    /// A client that gives up closes its connection, and then withdraws its claim.
+    #[tokio::test]
+    async fn a_withdrawal_finds_an_acquisition_without_a_client() {
+        let (waits, mut under_way) = (Arc::new(Waits::default()), None);
+        let waiter = waits.join(&name(), id("a"), |reporter| {
+            under_way = Some(reporter);
+            pending()
+        });
+        drop(waiter);
+        assert!(waits.find(&name(), id("a")).is_none(), "no later request can join it");
+        let withdrawn = waits.withdraw(&name(), id("a")).expect("its request is under way");
+        let mut ended = Box::pin(withdrawn.ended());
+        assert!(ended.as_mut().now_or_never().is_none());
+        drop(under_way);
+        ended.await;
+        assert!(waits.withdraw(&name(), id("a")).is_none());
     }
 }

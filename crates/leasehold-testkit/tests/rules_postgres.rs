@@ -332,9 +332,15 @@ async fn tokens_rise_beyond_the_clock_and_stay_below_their_limit() {
 async fn a_row_that_cannot_be_read_is_never_granted_over() {
     let fresh = fresh();
     let store = open(fresh.url()).await;
-    for garbled in
-        ["state = 'lost'", "state = NULL", "holder = NULL", "holder = '7'", "holder = '{}'", "token = NULL"]
-    {
+    for garbled in [
+        "state = 'lost'",
+        "state = NULL",
+        "holder = NULL",
+        "holder = '7'",
+        "holder = '{}'",
+        "holder = '{\"name\": \"a\", \"host\": \"h\", \"pid\": \"x\"}'",
+        "token = NULL",
+    ] {
         psql(fresh.url(), &format!("DELETE FROM {}", table(fresh.url()))).await;
         granted(&*store).await;
         lapse(fresh.url()).await;
@@ -346,7 +352,7 @@ async fn a_row_that_cannot_be_read_is_never_granted_over() {
     }
 }
 
-/// The history only informs, so what cannot be read is left out.
+/// Entries of the history that cannot be read are left out.
 #[tokio::test]
 async fn a_history_that_cannot_be_read_keeps_no_lock() {
     let fresh = fresh();

@@ -18,7 +18,7 @@ use crate::ticket::Ticket;
 use crate::types::LockName;
 
 /// A held lock. Its lease is renewed in the background for as long as this value exists, by the tokio runtime in which
-/// the lock was acquired. If that runtime shuts down, the lock is lost.
+/// the lock was acquired. If that runtime shuts down, the lock is held until its [`deadline`](Self::deadline).
 ///
 /// The guard detects a loss before another process can be granted the lock, even if the network is down. Call
 /// [`check`](Self::check) before each step that must not be done twice, or await [`lost`](Self::lost).
@@ -184,7 +184,8 @@ impl Guard {
         select_all(self.each().map(|guard| Box::pin(guard.hold.state.lost(&guard.hold.lock)))).await.0
     }
 
-    /// Returns a cancellation token that is cancelled as soon as the lock is lost, released, or handed on as a ticket.
+    /// Returns a cancellation token that is cancelled as soon as the lock is lost, released, or handed on as a ticket, or
+    /// the tokio runtime in which it was acquired shuts down.
     pub fn cancellation(&self) -> CancellationToken {
         self.hold.state.over()
     }

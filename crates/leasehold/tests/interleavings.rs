@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use leasehold::clock::{Clock, StoreTime, TestClock};
 use leasehold::env::Env;
 use leasehold::error::StoreError;
-use leasehold::lease::{AcquireOutcome, Claim, Id, LeaseStore, StoreOptions, Ttl};
+use leasehold::lease::{AcquireOutcome, Claim, Evicted, Id, LeaseStore, StoreOptions, Ttl};
 use leasehold::register::{Body, Precondition, Register, Write};
 use leasehold::{Holder, Locker, LossReason, RegisterLeases};
 use leasehold_testkit::fault::{Kind, Outcome};
@@ -39,8 +39,27 @@ async fn a_claim_regranted_after_another_restarts_the_observation() {
     }
 }
 
-/// The same through the public interface. The response to the first grant of an acquisition is delayed for longer than
-/// the ttl.
+/// The response to an eviction is lost, and another client is granted the lock before the operator reads it again.
+#[tokio::test(start_paused = true)]
+async fn an_eviction_before_the_next_grant_is_reported() {
+    let world = World::new();
+    let (holder, next, operator) = (world.observer(1), world.observer(2), world.observer(3));
+    let evicted = holder.granted().await;
+    operator.network.next_write(Outcome::AppliedLost);
+    operator.network.next_read(Outcome::Fine);
+    operator.network.every(Kind::Read, Outcome::Dropped);
+    let (leases, token) = (operator.leases.clone(), evicted.token);
+    let evicting = tokio::spawn(async move { leases.evict(&name(), token, None).await });
+    operator.network.until(|counts| counts.writes == 1).await;
+    let later = next.granted().await;
+    assert!(later.token > token);
+    operator.network.heal();
+    assert_eq!(evicting.await.unwrap().unwrap(), Evicted::Evicted);
+    assert_eq!(operator.leases.evict(&name(), token, None).await.unwrap(), Evicted::Changed);
+}
+
+/// The same as the first through the public interface. The response to the first grant of an acquisition is delayed for
+/// longer than the ttl.
 #[tokio::test(start_paused = true)]
 async fn a_lock_acquired_late_is_not_granted_twice() {
     let world = World::new();

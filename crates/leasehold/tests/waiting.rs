@@ -9,7 +9,7 @@ use leasehold::clock::{Clock, TestClock, timeout};
 use leasehold::env::Env;
 use leasehold::lease::{Claim, LeaseStore, StoreOptions, Ttl, Watch};
 use leasehold::register::Register;
-use leasehold::{ErrorKind, Holder, Locker, RegisterLeases};
+use leasehold::{Holder, Locker, RegisterLeases};
 use leasehold_testkit::fault::{FaultyRegister, Kind, Outcome};
 use leasehold_testkit::layer::Layered;
 use leasehold_testkit::machine::Machine;
@@ -43,25 +43,6 @@ impl Process {
         let mut grant = granted(self.leases.try_acquire(&self.claim(TTL)).await.unwrap());
         self.leases.renew(&mut grant).await.unwrap();
     }
-}
-
-/// While a claim gives up its place in the line, other tasks of the process wait for their turn. What that claim saw
-/// before is no longer known to be true.
-#[tokio::test(start_paused = true)]
-async fn a_task_behind_a_withdrawal_gets_no_earlier_holder() {
-    let world = World::new();
-    let (holder, waiter) = (process(&world, 1), process(&world, 2));
-    let _guard = Locker::new(holder.leases.clone()).lock("x").ttl(TTL).acquire().await.unwrap();
-    let lock = Locker::new(waiter.leases.clone()).lock("x").ttl(TTL);
-    let waiting = tokio::spawn({
-        let lock = lock.clone();
-        async move { lock.acquire_within(SECOND * 20).await }
-    });
-    waiter.env.sleep(SECOND * 10).await;
-    waiter.network.every(Kind::Write, Outcome::Dropped);
-    assert_eq!(waiting.await.unwrap().unwrap_err().kind(), ErrorKind::Held);
-    let error = lock.acquire_within(SECOND).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -45,12 +45,14 @@ pub(crate) fn dispatch(arguments: &[OsString]) -> ExitCode {
         Err(error) => return ExitCode::from(explain(&error, arguments)),
     };
     let output = Output { json: wants_json(cli.common.json), ..Output::default() };
-    let settings = match cli.subcommand {
-        // These need no settings, and the error about a bad config.toml refers to `help`.
-        Subcommand::Completions(_) | Subcommand::Man(_) | Subcommand::Help(_) => Ok(Settings::default()),
-        _ => Settings::load(),
+    let context = match cli.subcommand {
+        // The errors about wrong settings refer to `help`.
+        Subcommand::Completions(_) | Subcommand::Man(_) | Subcommand::Help(_) => {
+            Ok(Context::without_settings(cli.common))
+        }
+        _ => Settings::load().and_then(|settings| Context::new(cli.common, settings)),
     };
-    let context = match settings.and_then(|settings| Context::new(cli.common, settings)) {
+    let context = match context {
         Ok(context) => context,
         Err(failure) => {
             output.failure(&failure);
@@ -145,7 +147,13 @@ fn wants_json(flag: bool) -> bool {
 /// Prints the usage error, the help or the version, and returns the exit code.
 fn explain(error: &clap::Error, arguments: &[OsString]) -> u8 {
     let json = wants_json(arguments.iter().take_while(|word| *word != "--").any(|word| word == "--json"));
-    if json && !matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+    let shows_help = matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp
+            | ErrorKind::DisplayVersion
+            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    );
+    if json && !shows_help {
         let text = error.render().to_string();
         let mut paragraphs = text.trim().split("\n\n");
         let message = paragraphs.next().unwrap_or_default().trim_start_matches("error: ");

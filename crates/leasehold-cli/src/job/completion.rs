@@ -64,7 +64,8 @@ impl Job {
             Completion::Release | Completion::Cooldown { .. } => format!("the release of {name}"),
         };
         let notice = |passed| {
-            let left = Some(left.saturating_sub(passed));
+            // Only a cooldown is tried until the lease ends. The store limits the other requests.
+            let left = cooldown.map(|_| left.saturating_sub(passed));
             (human::unanswered(&what, passed, left), json::unanswered(&name, passed, left))
         };
         let clock = session.clock.clone();

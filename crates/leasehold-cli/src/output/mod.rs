@@ -63,6 +63,12 @@ impl Output {
         let _ = io::stderr().write_all(text.as_bytes());
     }
 
+    /// Returns whether to say that an operation takes long. Not in the output of a job without a terminal, where a busy
+    /// machine would add lines to it.
+    pub(crate) fn tells_of_delays(&self) -> bool {
+        !self.quiet && (self.verbose || self.animates())
+    }
+
     /// Prints one line about a wait, unless the output is quiet.
     pub(crate) fn waiting(&self, text: &str, document: &Value) {
         if self.quiet {

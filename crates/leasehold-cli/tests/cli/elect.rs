@@ -1,5 +1,6 @@
 //! `elect`: one of several candidates runs its command, and observers see the leader.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Stdio;
 
 use rustix::process::Signal;
@@ -194,16 +195,39 @@ fn a_candidate_survives_store_outages_despite_a_wait_limit() {
         command.env("LEASEHOLD_WAIT", "1h").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     let mut stderr = std::io::BufReader::new(candidate.stderr.take().unwrap());
-    // It first reports that the store does not respond.
-    while !line.contains("campaigning again") {
-        line.clear();
-        assert!(std::io::BufRead::read_line(&mut stderr, &mut line).unwrap() > 0, "it has ended");
-    }
+    std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
+    assert!(line.contains("campaigning again"), "{line}");
     candidate.kill().unwrap();
     candidate.wait().unwrap();
     drop(store);
     leader.signal(Signal::TERM);
     leader.end().expect(7);
+}
+
+/// The program may be missing only while it is replaced.
+#[test]
+fn a_candidate_survives_a_program_that_cannot_run() {
+    let sandbox = Sandbox::new();
+    let file = sandbox.write("program", "#!/no/such\n");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+    sandbox.run("elect x --on-exit exit -- ./program").expect(127);
+    sandbox.run("elect x --once -- ./program").expect(127);
+    let mut command = sandbox.leasehold(["elect", "x", "--", "./program"]);
+    let mut candidate = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    let mut stderr = std::io::BufReader::new(candidate.stderr.take().unwrap());
+    while !line.contains("campaigning again in 1s") {
+        line.clear();
+        assert!(std::io::BufRead::read_line(&mut stderr, &mut line).unwrap() > 0, "it has ended");
+    }
+    assert!(line.contains("cannot run the command \"./program\""), "{line}");
+    sandbox.write("program", "#!/bin/sh\necho leads\n");
+    let mut stdout = std::io::BufReader::new(candidate.stdout.take().unwrap());
+    line.clear();
+    std::io::BufRead::read_line(&mut stdout, &mut line).unwrap();
+    assert_eq!(line, "leads\n");
+    candidate.kill().unwrap();
+    candidate.wait().unwrap();
 }
 
 #[test]

@@ -131,19 +131,23 @@ fn a_long_wait_for_processes_left_behind_is_announced() {
     let script =
         "rm -f stubborn; sh -c 'trap \"\" TERM; echo $$ > stubborn; exec sleep 1000' > /dev/null 2>&1 &
         while ! [ -s stubborn ]; do sleep 0.01; done";
-    let first_line = |flag: &str| {
-        let mut command = sandbox.scripted(&format!("run x --ttl 1h --grace 1m {flag}"), script);
+    let notice = |flag: &str, word: &str| {
+        let mut command = sandbox.scripted(&format!("run x -v --ttl 1h --grace 1m {flag}"), script);
         let mut process = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = std::io::BufReader::new(process.stderr.take().unwrap());
         let mut line = String::new();
-        std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
+        while !line.contains(word) {
+            line.clear();
+            assert!(std::io::BufRead::read_line(&mut stderr, &mut line).unwrap() > 0, "it has ended");
+        }
+        std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
         crate::support::send(sandbox.read("stubborn").trim().parse().unwrap(), Signal::KILL);
         assert!(process.wait().unwrap().success());
         line
     };
     let text = "     Waiting for processes that the command left running, killing them in 58s\n";
-    assert_eq!(first_line(""), text);
-    let document: serde_json::Value = serde_json::from_str(&first_line("--json")).unwrap();
+    assert_eq!(notice("", "Waiting for"), text);
+    let document: serde_json::Value = serde_json::from_str(&notice("--json", "leftovers")).unwrap();
     assert_eq!((&document["type"], &document["killing_in_ms"]), (&"leftovers".into(), &58_000.into()));
 }
 

@@ -134,11 +134,11 @@ fn a_silent_store_is_not_reported_as_a_held_lock() {
 }
 
 #[test]
-fn a_silent_store_is_reported_during_the_wait() {
+fn verbose_output_reports_a_silent_store() {
     let sandbox = Sandbox::new();
     sandbox.run("run x -- true").expect(0);
     let _store = sandbox.cut_off();
-    let (second, _stderr, line) = waiting(&sandbox, "run x --store-timeout 1h -- true");
+    let (second, _stderr, line) = waiting(&sandbox, "run x -v --store-timeout 1h -- true");
     assert!(line.contains("for x: no response from the store for 2"), "{line}");
     assert!(line.contains("giving up in 59m"), "{line}");
     crate::support::send(i32::try_from(second.id()).unwrap(), rustix::process::Signal::TERM);
@@ -162,15 +162,19 @@ fn opening_a_silent_store_is_shown_and_limited() {
     // The kernel accepts the connections, but nobody responds.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
-    let late = sandbox.run(&format!("-s {url} run x --store-timeout 3s -- true")).expect(125);
-    let lines: Vec<&str> = late.stderr.lines().collect();
-    assert!(lines[0].starts_with("     Waiting for x: no response from the store for "), "{late:?}");
-    assert_eq!(lines[1], format!("error: lock `x`: the store {url} did not respond within 3s"));
+    let late = sandbox.run(&format!("-s {url} run x -v --store-timeout 3s -- true")).expect(125);
+    assert!(late.stderr.contains("     Waiting for x: no response from the store for "), "{late:?}");
+    let error = format!("error: lock `x`: the store {url} did not respond within 3s\n");
+    assert!(late.stderr.ends_with(&error), "{late:?}");
     for words in ["acquire x --wait 1s", "wait x --wait 1s"] {
         let late = sandbox.run(&format!("-s {url} {words}")).expect(125);
         assert!(late.stderr.contains(&format!("the store {url} did not respond within 5s")), "{late:?}");
     }
-    let (mut process, _stderr, line) = waiting(&sandbox, &format!("-s {url} wait x --json"));
+    let (mut process, mut stderr, mut line) = waiting(&sandbox, &format!("-s {url} wait x -v --json"));
+    while !line.contains("unanswered") {
+        line.clear();
+        assert!(stderr.read_line(&mut line).unwrap() > 0, "it has ended");
+    }
     process.kill().unwrap();
     process.wait().unwrap();
     let document: Value = serde_json::from_str(&line).unwrap();

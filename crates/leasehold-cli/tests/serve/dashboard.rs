@@ -6,6 +6,8 @@ mod reserve;
 
 use std::io::Read as _;
 
+use serde_json::{Value, json};
+
 use super::access::with_access;
 use super::{Server, bearer};
 use crate::support::{Outcome, Sandbox};
@@ -104,6 +106,42 @@ fn the_root_path_redirects_to_the_dashboard() {
     assert!(get(&server, "/ui/").expect(200).text.contains("There are no locks here yet."));
     let off = Server::start(&sandbox, "--ui off");
     assert_eq!((get(&off, "/").status, get(&off, "/ui/").status), (404, 404));
+}
+
+#[test]
+fn a_damaged_record_does_not_hide_the_others() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "");
+    for name in ["one", "two", "three"] {
+        server.acquire(name, name).expect(201);
+    }
+    let store = rusqlite::Connection::open(sandbox.path("state/leasehold/locks.db")).unwrap();
+    store.execute("UPDATE lock SET history = 'damaged' WHERE name = 'three'", ()).unwrap();
+    let names =
+        |list: &Value| list.as_array().unwrap().iter().map(|lock| lock["lock"].clone()).collect::<Vec<_>>();
+    let listed = server.get("/v1/locks").expect(200).body;
+    assert_eq!(
+        (names(&listed["locks"]), &listed["unreadable"]),
+        (vec![json!("one"), json!("two")], &json!(["three"]))
+    );
+    let first = server.get("/v1/locks?limit=1").expect(200).body;
+    assert_eq!(
+        (&first["next"], &first["unreadable"]),
+        (&json!("one"), &json!([])),
+        "it follows on the next page"
+    );
+    for path in ["/ui/", "/ui/waiting", "/ui/activity"] {
+        let page = get(&server, path).expect(200).text;
+        assert!(
+            page.contains("These records cannot be read") && page.contains("<code>three</code>"),
+            "{path}"
+        );
+    }
+    let page = get(&server, "/ui/").expect(200).text;
+    assert!(page.contains("one") && page.contains("two"));
+    let listed = sandbox.run(&format!("-s http://{} ls", server.address)).expect(125);
+    assert!(listed.stdout.contains("one") && listed.stdout.contains("two"), "{listed:?}");
+    assert!(listed.stderr.starts_with("warning: skipped lock `three`: "), "{listed:?}");
 }
 
 #[test]

@@ -14,6 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::access::Right;
 use crate::app::{Arrival, Shared};
 use crate::body::{Parameters, PathName, duration};
+use crate::feed::is_of_record;
 use crate::problem::Problem;
 use crate::view::{LockDetail, LockView, StateView};
 
@@ -47,6 +48,8 @@ pub(crate) struct ListQuery {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Locks {
     locks: Vec<LockView>,
+    /// The locks whose records cannot be read, because they are damaged or of a newer version.
+    unreadable: Vec<String>,
     /// The `cursor` of the next page; null on the last page.
     next: Option<String>,
 }
@@ -70,26 +73,38 @@ pub(crate) async fn list(
     let names = app.locker.list(&query.prefix).try_filter(|name| std::future::ready(seen(name)));
     let mut names: Vec<LockName> = names.try_collect().await?;
     names.sort_unstable();
-    let (mut locks, mut next) = (Vec::new(), None);
+    let (mut locks, mut unreadable, mut next) = (Vec::new(), Vec::new(), None);
     let mut statuses = stream::iter(names)
         .map(|name| {
             let app = &app;
-            async move { app.locker.inspect(&name).await }
+            async move {
+                let status = app.locker.inspect(&name).await;
+                (name, status)
+            }
         })
         .buffered(CONCURRENCY);
-    while let Some(status) = statuses.next().await {
-        let view = LockView::of(&status?);
+    while let Some((name, status)) = statuses.next().await {
+        let view = match status {
+            Ok(status) => LockView::of(&status),
+            Err(error) if is_of_record(&error) => {
+                unreadable.push(name.to_string());
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        };
         if query.state.is_some_and(|state| state != view.state) {
             continue;
         }
         if locks.len() == limit {
             next = locks.last().map(|last: &LockView| last.lock.clone());
+            // The next page has those that follow.
+            unreadable.retain(|name| next.as_ref().is_none_or(|next| name <= next));
             break;
         }
         locks.push(view);
     }
     drop(statuses);
-    Ok(Json(Locks { locks, next }))
+    Ok(Json(Locks { locks, unreadable, next }))
 }
 
 #[derive(Deserialize, IntoParams)]

@@ -8,7 +8,7 @@ use maud::{Markup, html};
 
 use super::format::{count, span, stamp, time};
 use super::layout::{Head, Page, age};
-use super::parts::{column, lock_link, name, text};
+use super::parts::{column, lock_link, name, text, unreadable};
 use super::reading::{self, Reading};
 use crate::access::Right;
 use crate::app::{App, Arrival, Shared};
@@ -134,6 +134,7 @@ fn content(app: &App, arrival: &Arrival, reading: &Reading) -> Markup {
     let entries = entries(app, arrival, &reading.locks);
     html! {
         h1 { "Activity" }
+        (unreadable(&reading.unreadable))
         p class="muted" {
             "The latest grants of each lock that the store has kept, and the evictions by this server with their reasons. "
             "Times are on the store's clock."

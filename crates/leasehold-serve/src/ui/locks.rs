@@ -11,7 +11,9 @@ use serde::Deserialize;
 use super::format::{count, in_query};
 use super::icons::{self, STATES};
 use super::layout::{Head, Page, age};
-use super::parts::{column, holder_alone, lease, lock_link, passing, sentence, text, token};
+use super::parts::{
+    column, holder_alone, lease, lock_link, passing, sentence, text, token, unreadable as unreadable_locks,
+};
 use super::reading::{self, Reading};
 use crate::app::{Arrival, Shared};
 use crate::feed::MAX_LOCKS;
@@ -99,7 +101,7 @@ pub(super) async fn page(
 }
 
 fn content(filter: &Filter, reading: Reading) -> Markup {
-    let Reading { locks, has_more, age_ms } = reading;
+    let Reading { locks, unreadable, has_more, age_ms } = reading;
     let all: Vec<LockView> = locks.into_iter().map(|detail| detail.lock).collect();
     let mut found: Vec<LockView> = all.iter().filter(|lock| filter.finds(lock)).cloned().collect();
     filter.order(&mut found);
@@ -111,6 +113,7 @@ fn content(filter: &Filter, reading: Reading) -> Markup {
         }
         (prefixes(filter, &all))
         (states(filter, &found))
+        (unreadable_locks(&unreadable))
         @if has_more {
             p class="notice" {
                 "There are more locks. This page shows " (MAX_LOCKS) " of them: choose a prefix to see the others."

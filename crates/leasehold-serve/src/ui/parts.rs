@@ -1,5 +1,6 @@
 //! Parts that several pages show.
 
+use leasehold::LockName;
 use leasehold::lease::printable;
 use maud::{Markup, html};
 
@@ -126,6 +127,18 @@ pub(super) fn sentence(lock: &LockView) -> String {
         StateView::Reserved => format!("{} is reserved for {name}", lock.lock),
         StateView::Cooldown => format!("{} is in its cooldown", lock.lock),
         StateView::Lapsed => format!("{} is overdue", lock.lock),
+    }
+}
+
+/// Returns a notice about the locks whose records cannot be read, if there are any.
+pub(super) fn unreadable(locks: &[LockName]) -> Markup {
+    html! {
+        @if !locks.is_empty() {
+            p class="notice bad" {
+                "These records cannot be read, because they are damaged or a newer version wrote them:"
+                @for lock in locks { " " code { (lock) } }
+            }
+        }
     }
 }
 

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use axum::http::HeaderMap;
-use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use futures_util::{StreamExt as _, stream};
 use leasehold::LockName;
 
 use crate::access::Right;
 use crate::app::{App, Arrival};
-use crate::feed::{Look, MAX_LOCKS};
+use crate::feed::{Look, MAX_LOCKS, is_of_record};
 use crate::problem::Problem;
 use crate::view::{LockDetail, ms};
 
@@ -18,6 +18,8 @@ const CONCURRENCY: usize = 8;
 /// The locks of a page, in the order of their names.
 pub(super) struct Reading {
     pub(super) locks: Vec<LockDetail>,
+    /// The locks whose records cannot be read.
+    pub(super) unreadable: Vec<LockName>,
     /// Whether there are more locks than a page shows.
     pub(super) has_more: bool,
     /// The age of the oldest data, in milliseconds.
@@ -48,14 +50,25 @@ pub(super) async fn locks(
     let has_more = locks.len() > MAX_LOCKS;
     locks.truncate(MAX_LOCKS);
     let read = |(name, look): (LockName, Option<Look>)| async move {
-        match look {
+        let read = match look {
             Some(look) => Ok(aged(app, look)),
             None => app.feed.inspect(&name).await.map(|detail| (detail, Duration::ZERO)),
-        }
+        };
+        (name, read)
     };
-    let read: Vec<_> = stream::iter(locks).map(read).buffered(CONCURRENCY).try_collect().await?;
-    let (locks, ages): (Vec<_>, Vec<_>) = read.into_iter().unzip();
-    Ok(Reading { locks, has_more, age_ms: ages.into_iter().max().map_or(0, ms) })
+    let mut read = stream::iter(locks).map(read).buffered(CONCURRENCY);
+    let mut reading = Reading { locks: Vec::new(), unreadable: Vec::new(), has_more, age_ms: 0 };
+    while let Some((name, lock)) = read.next().await {
+        match lock {
+            Ok((lock, age)) => {
+                reading.age_ms = reading.age_ms.max(ms(age));
+                reading.locks.push(lock);
+            }
+            Err(error) if is_of_record(&error) => reading.unreadable.push(name),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(reading)
 }
 
 /// Returns the names that begin with one of `prefixes`, but at most one more than a page shows.

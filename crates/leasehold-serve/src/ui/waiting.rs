@@ -6,7 +6,7 @@ use maud::{Markup, html};
 
 use super::format::{count, span};
 use super::layout::{Head, Page, age};
-use super::parts::{column, holder, lease, lock_link, passing, person};
+use super::parts::{column, holder, lease, lock_link, passing, person, unreadable};
 use super::reading::{self, Reading};
 use crate::app::{Arrival, Shared};
 use crate::view::{LockView, WaiterView};
@@ -32,6 +32,7 @@ fn content(reading: &Reading, has_order: bool) -> Markup {
     let longest = waiters.first().and_then(|(_, _, waiter)| waiter.waited_ms);
     html! {
         h1 { "Waiting" }
+        (unreadable(&reading.unreadable))
         @if !has_order {
             p class="notice" { "This store keeps no line of waiters, so it is not known which processes are waiting." }
         }

@@ -7,6 +7,7 @@ use std::thread::{self, Thread, ThreadId};
 
 use futures_util::stream::{BoxStream, StreamExt};
 use tokio::runtime::{Builder, Handle};
+use tokio::task::unconstrained;
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -30,7 +31,9 @@ pub(super) fn wait<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
     let _entered = background.runtime.enter();
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut context = Context::from_waker(&waker);
-    let mut future = pin!(future);
+    // In a task of another runtime, tokio would end each poll after some operations and wake that task instead of this
+    // thread.
+    let mut future = pin!(unconstrained(future));
     loop {
         if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
             return output;

@@ -105,11 +105,17 @@ pub(super) fn smallest_ttl(
 }
 
 /// Returns whether a lease of `ttl` survives a lost renewal: the first renewal is sent as late as possible and gets no
-/// response, and the next one takes `trip`. Its response must arrive before the holder has to stop.
+/// response, and the next requests take `trip` each. Their response must arrive before the holder has to stop.
 fn survives_a_lost_renewal(ttl: Ttl, trip: Duration) -> bool {
     let latest = ttl.get().mul_f64(RENEW_AFTER * (1.0 + RENEW_SPREAD));
-    // After a lost response, the record is read and written again.
-    trip <= attempt_limit(ttl) && latest + attempt_limit(ttl) + RETRY_PAUSE + 2 * trip <= ttl.holder_span()
+    let limit = attempt_limit(ttl);
+    // After a lost response, the record is read and written again. A renewal has time for two requests.
+    let is_repeated = RETRY_PAUSE + 2 * trip <= limit;
+    if is_repeated {
+        return latest + limit + RETRY_PAUSE + 2 * trip <= ttl.holder_span();
+    }
+    // Otherwise the next renewal finds a conflict, and then reads and writes.
+    3 * trip <= 2 * limit && latest + 2 * limit + ttl.get() / 10 + 3 * trip <= ttl.holder_span()
 }
 
 pub(super) fn ttl_finding(found: Option<SmallestTtl>, ttl: Ttl) -> Finding {
@@ -167,7 +173,9 @@ mod tests {
 
     #[test]
     fn slower_stores_need_longer_leases() {
-        for (p99_ms, smallest_ms) in [(1, 1_000), (5, 1_000), (40, 2_000), (400, 15_000), (2_000, 0)] {
+        for (p99_ms, smallest_ms) in
+            [(1, 1_000), (5, 1_000), (40, 2_000), (400, 20_000), (500, 60_000), (2_000, 0)]
+        {
             let found = smallest_ttl(&renewals(Duration::from_millis(p99_ms)), None);
             assert_eq!(found.map_or(0, |found| found.smallest.as_millis()), smallest_ms, "{p99_ms} ms");
         }

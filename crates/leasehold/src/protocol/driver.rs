@@ -26,8 +26,8 @@ use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
-    AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, Id, LeaseStore, Loss, LossReason,
-    Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, attempt_limit,
+    AcquireOutcome, Capabilities, Claim, End, Evicted, Eviction, Grant, Id, LeaseStore, Loss, LossReason,
+    PastGrant, Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, attempt_limit,
 };
 use crate::register::{Register, Version};
 use crate::retry::RetryBudget;
@@ -306,8 +306,11 @@ impl RegisterLeases {
                 return Ok(Evicted::Evicted);
             }
             if record.token != token || record.state == RecordState::Free {
-                // The grant has ended. A deletion by one of these attempts would have left no trace.
-                let evicted = self.may_have_deleted(&attempts);
+                // The grant has ended. A deletion by one of these attempts would have left no trace. Another process may
+                // have been granted the lock since one of them freed it.
+                let is_evicted = |past: &PastGrant| past.token == token && past.end == End::Evicted;
+                let evicted = self.may_have_deleted(&attempts)
+                    || (!attempts.is_empty() && record.history.iter().any(is_evicted));
                 return Ok(if evicted { Evicted::Evicted } else { Evicted::Changed });
             }
             let sent = self.now();

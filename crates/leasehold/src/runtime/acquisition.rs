@@ -252,7 +252,6 @@ impl Contender {
             _ => None,
         };
         // Give up the turn first, because the caller may try again as soon as it has the outcome.
-        self.turn.forget_holder();
         if pending && self.claim.repeatable {
             stop_waiting(self.store, self.claim, self.turn);
         } else if pending {
@@ -377,7 +376,8 @@ impl Contender {
                 }
                 tracing::warn!(%loss, "lost before it was reported as acquired");
                 // The next grant belongs to a new claim.
-                self.claim.id = Id::random(&self.store.env().random);
+                let env = self.store.env();
+                self.claim.id = Id::random(&env.random).at(env.now());
                 Next::Again
             }
             Err(error) => {

@@ -265,13 +265,6 @@ impl<T> Turn<T> {
         }
     }
 
-    /// Discards the holder that was reported, because this task no longer asks for the lock.
-    pub(crate) fn forget_holder(&self) {
-        if let Some(queue) = &self.queue {
-            queue.seen.send_replace(None);
-        }
-    }
-
     /// Calls `body` with the cohort policy of the lock, and with whether tasks wait for it.
     pub(crate) fn policy<O>(&self, body: impl FnOnce(&mut CohortPolicy, bool) -> O) -> Option<O> {
         let mut state = self.queue.as_ref()?.state();

@@ -309,7 +309,7 @@ impl GcsRegister {
                 self.observe_clock(date, None);
                 return Ok(response);
             }
-            let mut answer = wire::refusal(response).await;
+            let mut answer = wire::refusal(response).await.map_err(|error| explain(failure(error)))?;
             answer.signed_before = signed_before;
             self.observe_clock(date, answer.code.as_deref());
             if is_throttled(&answer) {

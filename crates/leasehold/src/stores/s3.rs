@@ -158,7 +158,8 @@ impl S3Register {
             path_style: self.path_style,
             lookup: self.lookup,
             keys: self.keys.clone(),
-            requests: Requests::new(self.env().clone(), self.access.ca.as_deref()),
+            // Shares the store's clock, so that a difference between the clocks of front ends is noticed.
+            requests: self.requests.clone(),
             contents: self.contents,
         })
     }

@@ -20,7 +20,7 @@ use crate::observe::{Event, Observers, elapsed};
 pub(crate) struct HoldState {
     pub(super) env: Env,
     phase: Mutex<Phase>,
-    /// Cancelled as soon as the hold is over, for any reason.
+    /// Cancelled as soon as the hold is over, for any reason, or is no longer renewed because the runtime has shut down.
     pub(super) over: CancellationToken,
     /// Notified when the lease was renewed, and when the hold is over.
     renewed: Notify,
@@ -108,9 +108,10 @@ impl HoldState {
                     // request: from one whose response was lost, or from one that renewed several locks.
                     self.request_renewal();
                     tokio::select! {
+                        biased;
+                        // The watchdog cancels this at the deadline, or when its runtime shuts down.
+                        () = self.over.cancelled() => return Err(()),
                         () = renewed => {}
-                        // The watchdog cancels this at the deadline.
-                        () = self.over.cancelled() => {}
                     }
                 }
                 None => return Err(()),
@@ -352,10 +353,9 @@ impl Watchdog {
 }
 
 impl Drop for Watchdog {
-    /// Records a loss if the runtime shuts down during the hold. Its renewer ends too, so nothing else would wake the
-    /// tasks of other runtimes that wait for the end of the hold.
+    /// Wakes the tasks that wait for the end of the hold, also if the runtime shuts down during the hold: tasks of other
+    /// runtimes would otherwise wait forever, because the renewer ends too. The guard stays valid until its deadline.
     fn drop(&mut self) {
-        let last_error = Some("the tokio runtime in which the lock was acquired has shut down".into());
-        self.hold.lose(self.lock.loss(LossReason::Expired { last_error }));
+        self.hold.cancel();
     }
 }

@@ -201,9 +201,9 @@ fn a_lock_is_not_passed_on_to_another_runtime() {
     assert_eq!(other.block_on(last.release()).unwrap(), Released::Released);
 }
 
-/// Nothing renews the lease any more, and other runtimes may wait for the end of the hold.
+/// Nothing renews the lease any more, and tasks of other runtimes may wait for the end of the hold.
 #[test]
-fn a_hold_is_lost_when_its_runtime_shuts_down() {
+fn a_runtime_that_shuts_down_wakes_the_tasks_of_others() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let one = runtime();
     let guard = one.block_on(async {
@@ -214,7 +214,7 @@ fn a_hold_is_lost_when_its_runtime_shuts_down() {
     assert!(guard.check().is_ok() && !over.is_cancelled());
     drop(one);
     assert!(over.is_cancelled());
-    assert!(guard.check().unwrap_err().to_string().contains("runtime"));
+    assert!(guard.check().is_ok(), "no other process can get the lock before the deadline");
     assert_eq!(runtime().block_on(renewal).unwrap_err().kind(), crate::ErrorKind::Lost);
 }
 

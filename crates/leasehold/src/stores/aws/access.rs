@@ -28,7 +28,7 @@ pub(in crate::stores) struct Access {
     pub(in crate::stores) dualstack: Option<bool>,
     /// A PEM file with the only certificates to trust at the service's endpoint.
     pub(in crate::stores) ca: Option<String>,
-    /// The proxy for all requests. `None` leaves the choice to the environment.
+    /// The proxy for all requests that leave this machine. `None` leaves the choice to the environment.
     pub(in crate::stores) proxy: Option<String>,
     /// Whether requests to an endpoint on another machine may be sent without TLS.
     pub(in crate::stores) plaintext: bool,
@@ -190,7 +190,8 @@ fn is_url_of_host(url: &str) -> bool {
     })
 }
 
-/// Whether requests to `endpoint` are encrypted or stay on this machine.
+/// Whether requests to `endpoint` are encrypted or stay on this machine. The option `proxy` does not apply to loopback
+/// addresses.
 fn keeps_secrets(endpoint: &str) -> bool {
     let Some(host) = endpoint.strip_prefix("http://") else { return true };
     let host = host.split('/').next().unwrap_or(host);

@@ -13,7 +13,7 @@ use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvid
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 
-use crate::clock;
+use crate::clock::{self, Moment};
 use crate::env::Env;
 
 /// The time limit of one load. It is below the time limit of a claim (15 s), so that its error is reported in time. It
@@ -21,14 +21,18 @@ use crate::env::Env;
 /// pauses).
 const LOAD_LIMIT: Duration = Duration::from_secs(12);
 
+/// How long after its start a load that has ended is handed out, if no request has taken its result. After a pause, the
+/// result may be out of date, and a failure says nothing about the next load.
+const RESULT_LIMIT: Duration = Duration::from_secs(24);
+
 type Load = Shared<BoxFuture<'static, Result<Credentials, Arc<CredentialsError>>>>;
 
 /// A provider that loads the credentials of another provider in a separate task, which all requests await.
 pub(super) struct BackgroundCredentials {
     provider: SharedCredentialsProvider,
     env: Env,
-    /// The load in progress, or a finished load whose result no request has taken yet.
-    load: Mutex<Option<Load>>,
+    /// The load in progress, or a finished load whose result no request has taken yet. With the time at which it began.
+    load: Mutex<Option<(Load, Moment)>>,
 }
 
 impl BackgroundCredentials {
@@ -40,7 +44,7 @@ impl BackgroundCredentials {
         let load = self.current();
         let result = load.clone().await;
         let mut slot = self.load.lock().unwrap_or_else(PoisonError::into_inner);
-        if slot.as_ref().is_some_and(|current| current.ptr_eq(&load)) {
+        if slot.as_ref().is_some_and(|(current, _)| current.ptr_eq(&load)) {
             *slot = None;
         }
         drop(slot);
@@ -49,10 +53,10 @@ impl BackgroundCredentials {
 
     fn current(&self) -> Load {
         let mut slot = self.load.lock().unwrap_or_else(PoisonError::into_inner);
-        if slot.as_ref().and_then(Shared::peek).is_some_and(|result| self.has_expired(result)) {
+        if slot.as_ref().is_some_and(|(load, began)| self.is_stale(load, *began)) {
             *slot = None;
         }
-        slot.get_or_insert_with(|| self.begin()).clone()
+        slot.get_or_insert_with(|| (self.begin(), self.env.now())).0.clone()
     }
 
     fn begin(&self) -> Load {
@@ -68,9 +72,15 @@ impl BackgroundCredentials {
         load.boxed().shared()
     }
 
-    fn has_expired(&self, result: &Result<Credentials, Arc<CredentialsError>>) -> bool {
-        let now: SystemTime = UNIX_EPOCH + Duration::from_micros(self.env.now().wall_us());
-        result.as_ref().is_ok_and(|credentials| credentials.expiry().is_some_and(|expiry| expiry <= now))
+    /// Whether `load` has ended, and its result has expired or is old.
+    fn is_stale(&self, load: &Load, began: Moment) -> bool {
+        // Not `peek`, because an abandoned load is only known to have ended when it is polled.
+        let Some(result) = load.clone().now_or_never() else { return false };
+        let now = self.env.now();
+        let wall: SystemTime = UNIX_EPOCH + Duration::from_micros(now.wall_us());
+        let has_expired =
+            |credentials: Credentials| credentials.expiry().is_some_and(|expiry| expiry <= wall);
+        now.longest_since(began) > RESULT_LIMIT || result.is_ok_and(has_expired)
     }
 }
 
@@ -97,13 +107,14 @@ impl fmt::Debug for BackgroundCredentials {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::TestClock;
+    use crate::clock::{Clock as _, TestClock};
     use std::sync::atomic::{AtomicUsize, Ordering};
     use tokio::sync::Notify;
 
     #[derive(Debug, Default)]
     struct Slow {
         loads: AtomicUsize,
+        expiry: Option<SystemTime>,
         go: Notify,
     }
 
@@ -118,14 +129,20 @@ mod tests {
             future::ProvideCredentials::new(async {
                 self.0.loads.fetch_add(1, Ordering::SeqCst);
                 self.0.go.notified().await;
-                Ok(Credentials::new("id", "secret", None, None, "test"))
+                Ok(Credentials::new("id", "secret", None, self.0.expiry, "test"))
             })
         }
     }
 
     fn slow() -> (Arc<Slow>, BackgroundCredentials) {
-        let slow = Arc::new(Slow::default());
+        slow_for(None)
+    }
+
+    /// Returns a slow provider of credentials that expire after `lasts`.
+    fn slow_for(lasts: Option<Duration>) -> (Arc<Slow>, BackgroundCredentials) {
         let env = Env::seeded(Arc::new(TestClock::default()), 1);
+        let now = UNIX_EPOCH + Duration::from_micros(env.now().wall_us());
+        let slow = Arc::new(Slow { expiry: lasts.map(|lasts| now + lasts), ..Slow::default() });
         (slow.clone(), BackgroundCredentials::new(SharedCredentialsProvider::new(Handle(slow)), env))
     }
 
@@ -143,6 +160,21 @@ mod tests {
         slow.go.notify_one();
         credentials.credentials().await.unwrap();
         assert_eq!(slow.loads.load(Ordering::SeqCst), 2, "a load that was taken is not handed out forever");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_expired_or_old_result_is_not_handed_out() {
+        for (lasts, pause) in [(Some(Duration::from_secs(5)), 6), (None, 60)] {
+            let (slow, credentials) = slow_for(lasts);
+            let clock = TestClock::default();
+            let attempt = clock::timeout(&clock, Duration::from_millis(250), credentials.credentials());
+            assert!(attempt.await.is_none());
+            slow.go.notify_one();
+            clock.sleep(Duration::from_secs(pause)).await;
+            slow.go.notify_one();
+            credentials.credentials().await.unwrap();
+            assert_eq!(slow.loads.load(Ordering::SeqCst), 2, "{lasts:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -16,11 +16,13 @@ use rustls::pki_types::pem::PemObject;
 
 use crate::error::Error;
 
-/// The addresses of the machine's local credential services. Requests to them never use a proxy.
-const METADATA: &str = "169.254.169.254,169.254.170.2,169.254.170.23,fd00:ec2::254,fd00:ec2::23";
+/// The addresses of this machine and of its credential services. Requests to them never use a proxy: they may contain
+/// tokens, unencrypted, and a proxy could be on another machine.
+const LOCAL: &str =
+    "localhost,127.0.0.0/8,::1,169.254.169.254,169.254.170.2,169.254.170.23,fd00:ec2::254,fd00:ec2::23";
 
-/// Creates a client that trusts only the certificates in the PEM file `ca`, and sends all requests through `proxy`.
-/// Returns `None` if neither is given. The SDK then uses its own client.
+/// Creates a client that trusts only the certificates in the PEM file `ca`, and sends all requests through `proxy`,
+/// except those to [`LOCAL`] addresses. Returns `None` if neither is given. The SDK then uses its own client.
 pub(super) fn client(ca: Option<&str>, proxy: Option<&str>) -> Result<Option<SharedHttpClient>, Error> {
     if ca.is_none() && proxy.is_none() {
         return Ok(None);
@@ -29,7 +31,7 @@ pub(super) fn client(ca: Option<&str>, proxy: Option<&str>) -> Result<Option<Sha
     let proxy = match proxy {
         Some(url) => ProxyConfig::all(url)
             .map_err(|error| Error::invalid(format!("the option `proxy` is {url:?}: {error}")))?
-            .no_proxy(METADATA),
+            .no_proxy(LOCAL),
         None => ProxyConfig::from_env(),
     };
     // This is how the SDK creates its own client.

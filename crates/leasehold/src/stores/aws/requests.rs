@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use aws_credential_types::provider::error::CredentialsError;
+#[cfg(feature = "s3")]
+use aws_sdk_s3::operation::create_session::CreateSessionError;
 use aws_smithy_runtime_api::client::result::SdkError;
 use aws_smithy_runtime_api::http::Response;
 use aws_smithy_types::error::metadata::ProvideErrorMetadata;
@@ -101,9 +103,37 @@ where
         }
         Reached::Nothing => match about_credentials(error) {
             Some(detail) => Failure::Credentials { detail, before: signed_before },
-            None => Failure::NotMade { detail },
+            None => about_session(error, now).unwrap_or(Failure::NotMade { detail }),
         },
     }
+}
+
+/// Returns why the SDK has no session for a directory bucket. It requests one before it signs the request itself.
+/// Returns `None` if a session is not the cause of `error`.
+///
+/// The request itself was not sent. So a response after which it might have been applied is not returned as an answer.
+#[cfg(feature = "s3")]
+fn about_session(error: &(dyn StdError + 'static), now: Moment) -> Option<Failure> {
+    let session =
+        causes(error).find_map(|cause| cause.downcast_ref::<SdkError<CreateSessionError, Response>>())?;
+    let detail = chain(session);
+    let Some(response) = session.raw_response() else {
+        return Some(Failure::NotConnected { detail });
+    };
+    let answer = answer(session, response, now);
+    let is_refused =
+        matches!(answer.status, 300..=404 | 501) && answer.code.as_deref() != Some("RequestTimeout");
+    Some(match is_refused {
+        true => Failure::Answered(answer),
+        false => {
+            Failure::Credentials { detail: format!("no session for the bucket: {detail}"), before: true }
+        }
+    })
+}
+
+#[cfg(not(feature = "s3"))]
+fn about_session(_error: &(dyn StdError + 'static), _now: Moment) -> Option<Failure> {
+    None
 }
 
 fn answer<E>(error: &SdkError<E, Response>, response: &Response, now: Moment) -> Answer

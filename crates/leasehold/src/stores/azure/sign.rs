@@ -48,15 +48,20 @@ fn to_sign(account: &str, path: &str, request: &Request, headers: &HeaderMap) ->
         String::new(), // If-Unmodified-Since
         String::new(), // Range
     ];
-    let own = headers.iter().filter(|(name, _)| name.as_str().starts_with("x-ms-"));
-    let mut own: Vec<String> = own.map(|(name, text)| format!("{name}:{}", value(text))).collect();
-    own.sort_unstable();
-    lines.append(&mut own);
+    let own = headers.iter().map(|(name, text)| (name.as_str().to_owned(), value(text)));
+    lines.extend(sorted(own.filter(|(name, _)| name.starts_with("x-ms-")).collect()));
     lines.push(format!("/{account}{path}"));
-    let mut query: Vec<_> = request.query.iter().map(|(name, value)| format!("{name}:{value}")).collect();
-    query.sort_unstable();
-    lines.append(&mut query);
+    lines.extend(sorted(
+        request.query.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),
+    ));
     lines.join("\n")
+}
+
+/// Returns a line for each name with its value, in the order of the names. Sorted lines would have another order,
+/// because a digit sorts before the colon: `owner2:` before `owner:`.
+fn sorted(mut pairs: Vec<(String, String)>) -> impl Iterator<Item = String> {
+    pairs.sort_unstable();
+    pairs.into_iter().map(|(name, value)| format!("{name}:{value}"))
 }
 
 #[cfg(test)]
@@ -86,6 +91,20 @@ mod tests {
         assert!(
             to_sign("acct1", "/acct1/locks/x", &request, &request.headers)
                 .starts_with("PUT\n\n\n2\n\n\n\n\n\n*\n\n\nx-ms-blob-cache-control:no-store\n")
+        );
+    }
+
+    #[test]
+    fn headers_and_parameters_are_sorted_by_their_names() {
+        let target = Target { account: "acct1".into(), container: "locks".into(), base: "http://h".into() };
+        let mut request = wire::list(&target, "", None);
+        for name in ["x-ms-meta-owner2", "x-ms-meta-owner"] {
+            request.headers.insert(name, "v".parse().unwrap());
+        }
+        request.query = vec![("b2", "v".into()), ("b", "v".into())];
+        assert!(
+            to_sign("acct1", "/locks", &request, &request.headers)
+                .ends_with("\nx-ms-meta-owner:v\nx-ms-meta-owner2:v\n/acct1/locks\nb:v\nb2:v")
         );
     }
 

@@ -49,11 +49,17 @@ pub(super) const ATTRIBUTES: &[&str] = &[
     KEY, OWNER, LEASE, VERSION, RELEASED, TOKEN, RENEWED, HOLDER, HISTORY, OURS, SEEN, AWAITED, SERVED, LINE,
 ];
 
+/// The start of the names of the attributes that a global table of the legacy version adds to its items.
+const REPLICATED: &str = "aws:rep:";
+
 pub(super) type Item = HashMap<String, AttributeValue>;
 pub(super) type Attributes = Vec<(&'static str, AttributeValue)>;
 
 /// Reads `item`. Never guesses: an item that is not certainly a lock is foreign or an error.
 pub(super) fn read(item: &Item, dialect: Dialect) -> Result<Found, Fault> {
+    if item.keys().any(|name| name.starts_with(REPLICATED)) {
+        return Err(replicated());
+    }
     let (Some(owner), Some(version)) = (text(item, OWNER), text(item, VERSION)) else {
         let what = "an item without ownerName and recordVersionNumber, which is not a lock";
         return Ok(Found { content: Content::Foreign(what.to_owned()), version: Version::new("") });
@@ -415,6 +421,18 @@ fn json<T: DeserializeOwned>(item: &Item, name: &str) -> Option<T> {
 fn to_json(value: &impl Serialize) -> String {
     // Serializing strings and a number cannot fail.
     serde_json::to_string(value).unwrap_or_default()
+}
+
+fn replicated() -> Fault {
+    Fault::new(
+        ErrorKind::Unsupported,
+        "the lock's item is in a global table (version 2017.11.29), where the last writer wins: two regions can grant \
+         one lock at once",
+    )
+    .with_help(
+        "use a table of one region; if the table is no longer replicated, delete the item by hand when no process \
+         holds the lock",
+    )
 }
 
 fn corrupt(attribute: &str) -> Fault {

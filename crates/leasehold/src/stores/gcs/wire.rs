@@ -14,13 +14,13 @@ use crate::clock::Moment;
 use crate::lease::Id;
 use crate::register::{Body, Metadata};
 use crate::stores::over_http::answer::Answer;
-use crate::stores::over_http::https::{body, date_us, retry_after};
+use crate::stores::over_http::https::{date_us, retry_after};
 
 /// The characters that are percent-encoded in a path or a query. They include the slash, because an object's name is
 /// one segment.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// The maximum length of an error's text, in bytes.
+/// The maximum length of an error's text, in bytes. The rest is ignored.
 const MAX_ERROR_BYTES: usize = 4_096;
 
 /// A request without credentials.
@@ -273,13 +273,25 @@ impl Dated {
     }
 }
 
-/// Parses an unsuccessful response, including its body.
-pub(super) async fn refusal(response: Response) -> Answer {
+/// Parses an unsuccessful response, including its body. A body that ends too early is an error: without its text, a
+/// page of a proxy would look like a response of GCS.
+pub(super) async fn refusal(response: Response) -> Result<Answer, reqwest::Error> {
     let status = response.status().as_u16();
     let retry_after = retry_after(response.headers());
-    let text = body(response, MAX_ERROR_BYTES).await.ok().flatten().unwrap_or_default();
-    let (code, message) = explanation(&text);
-    Answer { status, code, message, retry_after, ..Answer::default() }
+    let (code, message) = explanation(&beginning(response).await?);
+    Ok(Answer { status, code, message, retry_after, ..Answer::default() })
+}
+
+/// Reads the first [`MAX_ERROR_BYTES`] of the body of a response.
+async fn beginning(mut response: Response) -> Result<BytesMut, reqwest::Error> {
+    let mut text = BytesMut::new();
+    while text.len() < MAX_ERROR_BYTES
+        && let Some(chunk) = response.chunk().await?
+    {
+        text.extend_from_slice(&chunk);
+    }
+    text.truncate(MAX_ERROR_BYTES);
+    Ok(text)
 }
 
 /// Parses the reason and the message in an error's body. The body is GCS's JSON or, for a download, plain text.

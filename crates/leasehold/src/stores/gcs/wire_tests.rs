@@ -291,6 +291,30 @@ async fn responses_not_from_gcs_do_not_mean_an_absent_lock() {
 }
 
 #[tokio::test]
+async fn a_long_page_is_not_taken_for_a_response_of_gcs() {
+    let page = format!("<html>{}</html>", "x".repeat(100_000));
+    let server = Server::always(answer("404 Not Found", "", &page)).await;
+    let error = register(&server).read("x.lock").await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Invalid, "{error:?}");
+
+    let server = Server::always(answer("412 Precondition Failed", "", &page)).await;
+    let error = register(&server).write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Invalid, "{error:?}");
+}
+
+#[tokio::test]
+async fn a_refusal_that_is_cut_off_counts_as_no_response() {
+    let cut = |status: &str| format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: 9\r\n\r\n");
+    let server = Server::always(cut("404 Not Found")).await;
+    let error = register(&server).read("x.lock").await.unwrap_err();
+    assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
+
+    let server = Server::always(cut("412 Precondition Failed")).await;
+    let error = register(&server).write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
+    assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
+}
+
+#[tokio::test]
 async fn listings_are_read_page_by_page() {
     let page = |name: &str, more: &str| {
         let body = format!(

@@ -107,6 +107,9 @@ impl Problem {
 #[derive(Debug, Deserialize)]
 pub(super) struct Page {
     pub(super) locks: Vec<Named>,
+    /// The locks whose records the server cannot read. Older servers report an error instead.
+    #[serde(default)]
+    pub(super) unreadable: Vec<String>,
     pub(super) next: Option<String>,
 }
 

@@ -29,16 +29,14 @@ impl HttpLeases {
                 if !page.next.as_ref().is_none_or(rises) {
                     return Err(self.client.incomprehensible(&request, "its pages do not end"));
                 }
-                let names: Option<Vec<_>> = page
-                    .locks
-                    .into_iter()
-                    .map(|named| {
-                        LockName::new(named.lock).ok().filter(|name| name.as_str().starts_with(&prefix))
-                    })
+                let named = page.locks.into_iter().map(|named| named.lock).chain(page.unreadable);
+                let names: Option<Vec<_>> = named
+                    .map(|name| LockName::new(name).ok().filter(|name| name.as_str().starts_with(&prefix)))
                     .collect();
-                let names = names.ok_or_else(|| {
+                let mut names = names.ok_or_else(|| {
                     self.client.incomprehensible(&request, "it contains an unexpected name")
                 })?;
+                names.sort_unstable();
                 Ok(Some((names, page.next)))
             }
         });

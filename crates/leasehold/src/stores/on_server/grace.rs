@@ -28,8 +28,10 @@ pub(in super::super) fn check(grace: Duration, span: Duration, lag: Duration) ->
     if grace.is_zero() || span + lag <= grace {
         return Ok(());
     }
+    let lagging =
+        if lag.is_zero() { String::new() } else { format!(" and {lag:.0?} for the lag of replicas") };
     let message = format!(
-        "a lease of {:.0}s is longer than failover_grace ({:.0}s): it could outlast a failover",
+        "a lease of {:.0}s{lagging} is longer than failover_grace ({:.0}s): it could outlast a failover",
         span.as_secs_f64().ceil(),
         grace.as_secs_f64()
     );

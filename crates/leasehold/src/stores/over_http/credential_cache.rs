@@ -53,10 +53,7 @@ impl<P> Loaded<P> {
 pub(in crate::stores) fn ended<P: Clone + Send + Sync + 'static>(
     loaded: Result<Loaded<P>, String>,
 ) -> Load<P> {
-    let load = future::ready(loaded).boxed().shared();
-    // Polls the load once, because `collect` only sees the result of a load that was polled.
-    let _ = load.clone().now_or_never();
-    load
+    future::ready(loaded).boxed().shared()
 }
 
 /// Runs `load` in a separate task.
@@ -85,7 +82,8 @@ struct State<P> {
 impl<P: Clone + Send + Sync + 'static> State<P> {
     /// Takes the result of the load if it has ended. Returns the reason if it failed.
     fn collect(&mut self) -> Option<String> {
-        let ended = self.loading.as_ref().and_then(|load| load.peek().cloned())?;
+        // Not `peek`, because a load is only known to have ended when it is polled, and no request may await it.
+        let ended = self.loading.clone()?.now_or_never()?;
         self.loading = None;
         match ended {
             Ok(loaded) => {
@@ -216,6 +214,23 @@ mod tests {
         let error = loads.proof(|| ended::<u8>(Err("no".to_owned()))).await.err().unwrap();
         assert_eq!(error, NotLoaded { detail: "no".into(), before: false });
         assert_eq!(loads.proof(|| ended(Ok(Loaded::forever(1)))).await.unwrap().load, 1);
+    }
+
+    /// While the earlier token is valid, no request awaits the load.
+    #[tokio::test]
+    async fn the_end_of_a_load_that_nothing_awaits_is_noticed() {
+        let loads = Loads::new(Env::system());
+        let now_us = loads.env.now().wall_us();
+        let soon = Loaded { proof: 1, renew_us: now_us, until_us: now_us + 60_000_000 };
+        loads.proof(|| ended(Ok(soon.clone()))).await.unwrap();
+        let fails = || spawned::<u8>(future::ready(Err("no".to_owned())));
+        assert_eq!(loads.proof(fails).await.unwrap().load, 1);
+        tokio::task::yield_now().await;
+        let next = || spawned::<u8>(future::ready(Ok(Loaded::forever(2))));
+        assert_eq!(loads.proof(next).await.unwrap().load, 1);
+        tokio::task::yield_now().await;
+        let signed = loads.proof(pending).await.unwrap();
+        assert_eq!((signed.load, signed.proof), (2, 2));
     }
 
     #[tokio::test]

@@ -71,7 +71,7 @@ impl Cells {
     pub(super) fn record(self) -> Result<Record, String> {
         // Times before 1970 become 0, because they are long past.
         let time = |us: i64| u64::try_from(us).unwrap_or(0);
-        // Leaves out entries that cannot be read. They only inform, and the next grants replace them.
+        // Leaves out entries that cannot be read. The next grants replace them.
         let past = self.past.as_deref().and_then(|text| serde_json::from_str::<Vec<Value>>(text).ok());
         let past = past.unwrap_or_default().into_iter().filter_map(|past| serde_json::from_value(past).ok());
         Ok(Record {

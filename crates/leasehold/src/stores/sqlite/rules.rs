@@ -92,24 +92,20 @@ fn in_this_boot(hold: &Hold, machine: &Machine, now: Moment) -> Standing {
 /// Returns how much of a cooldown is left. Uses the boot clock within a boot, and this machine's wall clock across
 /// boots. A cooldown outlives a reboot, and the wall clock is good enough, because a cooldown only protects a period.
 /// Returns at most the full cooldown, counted from the start of this boot, because the wall clock may have been years
-/// ahead when the cooldown began.
+/// ahead when the cooldown began. If it is not certain whether the machine has rebooted, the earlier end counts.
 fn cooldown_left(record: &Record, cooldown: &Cooldown, machine: &Machine, now: Moment) -> Duration {
-    let past = record.history.iter().find(|past| past.token == record.token);
-    let began_us = past.and_then(|past| past.until_us);
-    let whole = began_us.map(|began_us| Duration::from_micros(cooldown.until_us.saturating_sub(began_us)));
-    let has_rebooted = match whole {
-        Some(whole) => {
-            // `whole` is rounded down to a microsecond, so the cooldown may have begun earlier by that.
-            let began_ns = cooldown.until_ns.saturating_sub(nanos(whole + Duration::from_micros(1)));
-            machine.has_rebooted_since(&cooldown.boot, began_ns, nanos(now.since_boot()))
-        }
-        None => cooldown.boot != machine.boot,
-    };
-    if !has_rebooted {
-        return Duration::from_nanos(cooldown.until_ns).saturating_sub(now.since_boot());
+    let by_boot = Duration::from_nanos(cooldown.until_ns).saturating_sub(now.since_boot());
+    if cooldown.boot == machine.boot {
+        return by_boot;
     }
-    let left = Duration::from_micros(cooldown.until_us.saturating_sub(now.wall_us()));
-    whole.map_or(left, |whole| left.min(whole.saturating_sub(now.since_boot())))
+    let by_wall = Duration::from_micros(cooldown.until_us.saturating_sub(now.wall_us()));
+    let past = record.history.iter().find(|past| past.token == record.token);
+    let Some(began_us) = past.and_then(|past| past.until_us) else { return by_wall };
+    let whole = Duration::from_micros(cooldown.until_us.saturating_sub(began_us));
+    // `whole` is rounded down to a microsecond, so the cooldown may have begun earlier by that.
+    let began_ns = cooldown.until_ns.saturating_sub(nanos(whole + Duration::from_micros(1)));
+    let has_rebooted = machine.has_rebooted_since(&cooldown.boot, began_ns, nanos(now.since_boot()));
+    by_wall.min(if has_rebooted { whole.saturating_sub(now.since_boot()) } else { by_boot })
 }
 
 /// The decision about a claim.

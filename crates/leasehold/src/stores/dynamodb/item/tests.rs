@@ -104,6 +104,16 @@ fn a_line_looks_like_a_released_lock_to_other_clients() {
 }
 
 #[test]
+fn an_item_of_a_legacy_global_table_is_refused() {
+    for name in ["aws:rep:deleting", "aws:rep:updatetime", "aws:rep:updateregion"] {
+        for mut item in [item(&record()), java(THEIRS), Item::new()] {
+            item.insert(name.to_owned(), s("x"));
+            assert_eq!(read(&item, Dialect::Java).unwrap_err().kind, ErrorKind::Unsupported, "{name}");
+        }
+    }
+}
+
+#[test]
 fn marks_of_waiters_are_read_in_any_clients_item() {
     let mut theirs = java(THEIRS);
     theirs.extend([(AWAITED.to_owned(), AttributeValue::Bool(true)), (SERVED.to_owned(), n(7))]);

@@ -164,6 +164,37 @@ async fn every_request_goes_through_the_proxy() {
 }
 
 #[tokio::test]
+async fn unencrypted_requests_to_loopback_use_no_proxy() {
+    let (server, proxy) = (good().await, good().await);
+    let register = opened(&format!("s3://bucket/p?proxy={}", proxy.url), Some(&server.url), false);
+    assert_eq!(each_operation(&server, &register).await.len(), 5);
+    assert!(proxy.requests().is_empty());
+}
+
+#[tokio::test]
+async fn without_a_session_a_write_is_not_applied() {
+    for (status, code, kind) in [
+        ("503 Slow Down", "SlowDown", ErrorKind::Unavailable),
+        ("500 Internal Server Error", "InternalError", ErrorKind::Unavailable),
+        ("400 Bad Request", "RequestTimeout", ErrorKind::Unavailable),
+        ("412 Precondition Failed", "PreconditionFailed", ErrorKind::Unavailable),
+        ("403 Forbidden", "AccessDenied", ErrorKind::Denied),
+        ("404 Not Found", "NoSuchBucket", ErrorKind::Invalid),
+    ] {
+        let server = Server::always(refused(status, "", code)).await;
+        let register = opened("s3://bkt--euw1-az1--x-s3/p", Some(&server.url), true);
+        let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
+        assert!(matches!(error, StoreError::NotApplied(_)), "{code}: {error:?}");
+        assert_eq!(error.fault().kind, kind, "{code}: {error:?}");
+        assert!(server.requests().iter().all(|seen| seen.line.contains("?session")), "{code}");
+    }
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let register = opened("s3://bkt--euw1-az1--x-s3/p", Some(&format!("http://{closed}")), true);
+    let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
+    assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
+}
+
+#[tokio::test]
 async fn a_directory_bucket_is_listed_by_whole_folders() {
     let session = "<CreateSessionResult><Credentials><SessionToken>t</SessionToken><SecretAccessKey>s</SecretAccessKey>\
                    <AccessKeyId>a</AccessKeyId><Expiration>2199-01-01T00:00:00Z</Expiration></Credentials></CreateSessionResult>";

@@ -201,6 +201,29 @@ async fn a_cooldown_lasts_as_long_as_asked_in_every_container() {
     }
 }
 
+/// The boot ids do not show the reboot. The boot clock shows it at first, but not once it has passed the beginning of
+/// the cooldown.
+#[tokio::test(start_paused = true)]
+async fn a_cooldown_in_a_container_ends_once_despite_a_reboot() {
+    let mut site = Site::new();
+    site.machine.boot = "container:a".into();
+    site.clock.suspend(Duration::from_secs(1_000));
+    let store = site.open().await;
+    let mut first = grant(&store).await;
+    store.release(&mut first, Some(Duration::from_secs(600))).await.unwrap();
+    site.reboot();
+    let store = site.open().await;
+    assert!(held(&store).await.lapses_within.unwrap() <= Duration::from_secs(600));
+    for _ in 0..20 {
+        site.clock.suspend(Duration::from_secs(100));
+        let left = store.inspect(&name()).await.unwrap();
+        let State::Held(held) = left.state else { continue };
+        let most = Duration::from_secs(600).saturating_sub(site.clock.now().since_boot());
+        assert!(held.lapses_within.unwrap() <= most, "{held:?}");
+    }
+    grant(&store).await;
+}
+
 /// The wall clock was years ahead when the cooldown began, and is right since the reboot. The cooldown does not last
 /// for years.
 #[tokio::test(start_paused = true)]
