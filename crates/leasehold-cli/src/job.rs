@@ -145,6 +145,12 @@ impl Job {
         }
     }
 
+    /// Writes the metrics of a run that ended with `failure`.
+    pub(crate) fn write_metrics_of(&mut self, failure: &Failure, context: &Context) {
+        self.report = std::mem::take(&mut self.report).failed(failure);
+        self.write_metrics(context);
+    }
+
     /// Checks that the command can be run, and opens the store within `limit`.
     pub(crate) async fn open(&self, context: &Context, limit: Option<Duration>) -> Result<Session, Failure> {
         child::look_up(&self.command[0])?;

@@ -371,7 +371,8 @@ impl Feed {
     }
 }
 
-/// Returns whether the error is about one record, which is damaged or of a newer version.
+/// Returns whether the error is about one record, which is damaged or not supported. A few errors about the whole store
+/// have the same kinds.
 pub(crate) fn is_of_record(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported)
 }

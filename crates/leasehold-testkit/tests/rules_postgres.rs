@@ -338,6 +338,8 @@ async fn a_row_that_cannot_be_read_is_never_granted_over() {
         "holder = NULL",
         "holder = '7'",
         "holder = '{}'",
+        "holder = '[{\"name\": \"a\", \"host\": \"h\", \"pid\": 1}]'",
+        "holder = '{\"name\": \"a\", \"host\": \"h\", \"pid\": -1}'",
         "holder = '{\"name\": \"a\", \"host\": \"h\", \"pid\": \"x\"}'",
         "token = NULL",
     ] {

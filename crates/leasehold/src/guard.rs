@@ -271,7 +271,7 @@ impl Guard {
     ///   several locks.
     /// - Any error from the store.
     ///
-    /// In all these cases, the lock is released.
+    /// In all these cases, the lock is released, or lapses if the runtime in which it was acquired has shut down.
     pub async fn into_ticket(mut self) -> Result<Ticket> {
         self.single("cannot be handed on as a ticket")?;
         self.check()?;

@@ -72,16 +72,19 @@ impl Candidate<'_> {
                 };
             let elected = session.clock.now();
             let ended = job.run_under(self.context, &mut session, guard, Completion::Release).await;
-            job.write_metrics(self.context);
+            let is_asked_to_end = session.signals.ending_signal().is_some_and(|signal| signal != Signal::HUP);
+            let ends = self.once || self.on_exit == OnExit::Exit || is_asked_to_end;
             let code = match ended {
                 // The program may be missing only while it is replaced.
-                Err(failure) if failure.is_of_execution() && !self.once && self.on_exit != OnExit::Exit => {
+                Err(failure) if failure.is_of_execution() && !ends => {
+                    job.write_metrics_of(&failure, self.context);
                     self.back_off(&failure.message, pause, &mut session).await?;
                     pause = (pause * 2).min(MAX_PAUSE);
                     continue;
                 }
                 ended => ended?,
             };
+            job.write_metrics(self.context);
             let asked_to_end = match session.signals.ending_signal() {
                 // Many programs reload their settings on SIGHUP. It ends the candidate only if it ended the command.
                 Some(Signal::HUP) => i32::from(code) == i32::from(SIGNAL_BASE) + Signal::HUP.as_raw(),

@@ -48,7 +48,7 @@ pub(crate) struct ListQuery {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Locks {
     locks: Vec<LockView>,
-    /// The locks whose records cannot be read, because they are damaged or of a newer version.
+    /// The locks whose records cannot be read, because they are damaged or this server does not support them.
     unreadable: Vec<String>,
     /// The `cursor` of the next page; null on the last page.
     next: Option<String>,

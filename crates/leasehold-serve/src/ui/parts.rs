@@ -135,7 +135,8 @@ pub(super) fn unreadable(locks: &[LockName]) -> Markup {
     html! {
         @if !locks.is_empty() {
             p class="notice bad" {
-                "These records cannot be read, because they are damaged or a newer version wrote them:"
+                "These records cannot be read. They are damaged, or this server does not support them: "
+                code { "leasehold show" } " says why."
                 @for lock in locks { " " code { (lock) } }
             }
         }

@@ -308,7 +308,9 @@ impl RegisterLeases {
             if record.token != token || record.state == RecordState::Free {
                 // The grant has ended. A deletion by one of these attempts would have left no trace. Another process may
                 // have been granted the lock since one of them freed it.
-                let is_evicted = |past: &PastGrant| past.token == token && past.end == End::Evicted;
+                let is_evicted = |past: &PastGrant| {
+                    past.token == token && past.end == End::Evicted && past.evicted.as_ref() == why
+                };
                 let evicted = self.may_have_deleted(&attempts)
                     || (!attempts.is_empty() && record.history.iter().any(is_evicted));
                 return Ok(if evicted { Evicted::Evicted } else { Evicted::Changed });

@@ -119,9 +119,12 @@ impl HoldState {
         }
     }
 
-    /// Returns how a hold that is over has ended.
+    /// Returns how a hold that is over has ended, or will end because its runtime has shut down.
     pub(crate) fn loss_of(&self, lock: &LockAndToken) -> Loss {
-        self.loss(lock).unwrap_or_else(|| lock.loss(LossReason::Ended))
+        self.loss(lock).unwrap_or_else(|| {
+            let last_error = Some("the tokio runtime in which the lock was acquired has shut down".into());
+            lock.loss(LossReason::Expired { last_error })
+        })
     }
 
     /// Asks the renewer for one renewal. If one is under way, another one follows.

@@ -162,8 +162,8 @@ fn acquire(table: &str, failover_grace: Duration) -> String {
                 waiters = CASE WHEN l.locked_by = $2 OR $10 THEN l.waiters ELSE {behind} END
             WHERE (l.locked_by = $2) = {IS_LIVE}
                 AND (NOT {IS_OURS} OR (l.token IS NOT NULL AND (l.state IN ('free', 'resting')
-                    OR (l.state = 'held' AND l.holder @? '$ ? (@.name.type() == \"string\"
-                        && @.host.type() == \"string\" && @.pid.type() == \"number\")'))))
+                    OR (l.state = 'held' AND jsonb_typeof(l.holder) = 'object' AND l.holder @? '$ ? (
+                        @.name.type() == \"string\" && @.host.type() == \"string\" && @.pid >= 0 && @.pid <= 4294967295)'))))
                 AND (l.locked_by <> $2 OR l.state = 'held')
                 AND NOT coalesce(l.past, '[]') @> jsonb_build_array(jsonb_build_object('grant', $9))
                 AND coalesce(l.token, 0) < {most} - $4

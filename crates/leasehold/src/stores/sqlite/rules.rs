@@ -89,10 +89,11 @@ fn in_this_boot(hold: &Hold, machine: &Machine, now: Moment) -> Standing {
     }
 }
 
-/// Returns how much of a cooldown is left. Uses the boot clock within a boot, and this machine's wall clock across
-/// boots. A cooldown outlives a reboot, and the wall clock is good enough, because a cooldown only protects a period.
-/// Returns at most the full cooldown, counted from the start of this boot, because the wall clock may have been years
-/// ahead when the cooldown began. If it is not certain whether the machine has rebooted, the earlier end counts.
+/// Returns how much of a cooldown is left. Uses the boot clock if the boot id is the same, and this machine's wall clock
+/// after a reboot. A cooldown outlives a reboot, and the wall clock is good enough, because a cooldown only protects a
+/// period. Returns at most the full cooldown, counted from the start of this boot, because the wall clock may have been
+/// years ahead when the cooldown began. If the boot ids differ and do not show whether the machine has rebooted, the
+/// cooldown ends when one of the two clocks says so.
 fn cooldown_left(record: &Record, cooldown: &Cooldown, machine: &Machine, now: Moment) -> Duration {
     let by_boot = Duration::from_nanos(cooldown.until_ns).saturating_sub(now.since_boot());
     if cooldown.boot == machine.boot {
