@@ -93,7 +93,7 @@ impl Request {
     /// Returns how long opening the store may take.
     pub(crate) fn opening_limit(&self) -> Option<Duration> {
         let wait = match self.wait_policy {
-            WaitPolicy::Within(limit) => opening_limit(Some(limit)),
+            WaitPolicy::Within(limit) => Some(opening_limit(limit)),
             WaitPolicy::Try | WaitPolicy::Forever => None,
         };
         [wait, self.store_timeout].into_iter().flatten().min()
@@ -336,8 +336,8 @@ impl Request {
 }
 
 /// Returns how long opening the store may take if the wait for a lock may take `wait`.
-pub(crate) fn opening_limit(wait: Option<Duration>) -> Option<Duration> {
-    wait.map(|wait| wait.max(SHORTEST_OPENING_LIMIT))
+pub(crate) fn opening_limit(wait: Duration) -> Duration {
+    wait.max(SHORTEST_OPENING_LIMIT)
 }
 
 /// Returns the wait policy. For both `try` and `wait`, an option takes precedence over a variable, and a variable over

@@ -186,14 +186,15 @@ impl Job {
             Poll::Ready(outcome) => outcome,
             Poll::Pending => signals.unless_interrupted(opened).await,
         };
-        match (outcome, prepared) {
-            (Ok(locker), prepared) => {
+        match outcome {
+            Ok(locker) => {
                 let clock = context::clock(&locker);
                 Ok(Session { clock, locker, signals, prepared, previous_guardian: None })
             }
-            (Err(failure), None) => Err(failure),
-            (Err(failure), Some(prepared)) => {
-                prepared.dismiss().await;
+            Err(failure) => {
+                if let Some(prepared) = prepared {
+                    prepared.dismiss().await;
+                }
                 Err(failure)
             }
         }

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead, BufReader, Read as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
@@ -223,4 +223,14 @@ pub(crate) fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
 pub(crate) fn wait_for_file(path: &Path) -> String {
     wait_until(&format!("{}", path.display()), || fs::metadata(path).is_ok_and(|file| file.len() > 0));
     fs::read_to_string(path).unwrap()
+}
+
+/// Reads lines until one contains `word`, and returns it.
+pub(crate) fn line_with(output: &mut impl BufRead, word: &str) -> String {
+    let mut line = String::new();
+    while !line.contains(word) {
+        line.clear();
+        assert!(output.read_line(&mut line).unwrap() > 0, "it ended without {word:?}");
+    }
+    line
 }

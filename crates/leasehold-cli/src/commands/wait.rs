@@ -19,7 +19,7 @@ pub(super) async fn wait(context: &Context, args: WaitArgs) -> Result<u8, Failur
     let looks_once = given == Some(Duration::ZERO);
     let limit = given.filter(|_| !looks_once);
     let store = context.store()?;
-    let locker = context::open_for(&name, &store, opening_limit(given), &context.output).await?;
+    let locker = context::open_for(&name, &store, given.map(opening_limit), &context.output).await?;
     let clock = context::clock(&locker);
     let waiting = WaitProgress::new(name.clone(), clock.clone()).within(limit);
     let observer = waiting.observer();

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::support::{Holder, Outcome, Sandbox, is_alive, send, wait_until};
+use crate::support::{Holder, Outcome, Sandbox, is_alive, line_with, send, wait_until};
 
 /// Returns a script that prints its name and its term, and ends on SIGTERM.
 fn member(name: &str) -> String {
@@ -214,16 +214,12 @@ fn a_candidate_survives_a_program_that_cannot_run() {
     sandbox.run("elect x --once -- ./program").expect(127);
     let mut command = sandbox.leasehold(["elect", "x", "--", "./program"]);
     let mut candidate = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut line = String::new();
     let mut stderr = std::io::BufReader::new(candidate.stderr.take().unwrap());
-    while !line.contains("campaigning again in 1s") {
-        line.clear();
-        assert!(std::io::BufRead::read_line(&mut stderr, &mut line).unwrap() > 0, "it has ended");
-    }
+    let line = line_with(&mut stderr, "campaigning again in 1s");
     assert!(line.contains("cannot run the command \"./program\""), "{line}");
     sandbox.write("program", "#!/bin/sh\necho leads\n");
     let mut stdout = std::io::BufReader::new(candidate.stdout.take().unwrap());
-    line.clear();
+    let mut line = String::new();
     std::io::BufRead::read_line(&mut stdout, &mut line).unwrap();
     assert_eq!(line, "leads\n");
     candidate.kill().unwrap();

@@ -169,11 +169,7 @@ fn a_hanging_release_is_announced() {
     let store = sandbox.cut_off();
     drop(holder.process.stdin.take());
     let mut stderr = std::io::BufReader::new(holder.process.stderr.take().unwrap());
-    let mut line = String::new();
-    while !line.contains("Waiting for") {
-        line.clear();
-        assert!(std::io::BufRead::read_line(&mut stderr, &mut line).unwrap() > 0, "it has ended");
-    }
+    let line = crate::support::line_with(&mut stderr, "Waiting for");
     assert_eq!(line, "     Waiting for the release of x: no response from the store for 2s\n");
     // The log must not fill the pipe.
     std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));

@@ -135,11 +135,7 @@ fn a_long_wait_for_processes_left_behind_is_announced() {
         let mut command = sandbox.scripted(&format!("run x -v --ttl 1h --grace 1m {flag}"), script);
         let mut process = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = std::io::BufReader::new(process.stderr.take().unwrap());
-        let mut line = String::new();
-        while !line.contains(word) {
-            line.clear();
-            assert!(std::io::BufRead::read_line(&mut stderr, &mut line).unwrap() > 0, "it has ended");
-        }
+        let line = crate::support::line_with(&mut stderr, word);
         std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
         crate::support::send(sandbox.read("stubborn").trim().parse().unwrap(), Signal::KILL);
         assert!(process.wait().unwrap().success());

@@ -170,11 +170,9 @@ fn opening_a_silent_store_is_shown_and_limited() {
         let late = sandbox.run(&format!("-s {url} {words}")).expect(125);
         assert!(late.stderr.contains(&format!("the store {url} did not respond within 5s")), "{late:?}");
     }
-    let (mut process, mut stderr, mut line) = waiting(&sandbox, &format!("-s {url} wait x -v --json"));
-    while !line.contains("unanswered") {
-        line.clear();
-        assert!(stderr.read_line(&mut line).unwrap() > 0, "it has ended");
-    }
+    let mut command = sandbox.leasehold(["-s", &url, "wait", "x", "-v", "--json"]);
+    let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
+    let line = crate::support::line_with(&mut BufReader::new(process.stderr.take().unwrap()), "unanswered");
     process.kill().unwrap();
     process.wait().unwrap();
     let document: Value = serde_json::from_str(&line).unwrap();

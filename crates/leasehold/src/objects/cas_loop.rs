@@ -117,8 +117,8 @@ impl<'a> Change<'a> {
             return Err(no_metadata(&driver.capabilities).into());
         }
         let mut seen = driver.read(self.needs).await.map_err(|error| self.failed(error))?;
+        self.check_fence(&seen.state)?;
         for attempts in 1..=self.limits.attempts.max(1) {
-            self.check_fence(&seen.state)?;
             let began = env.now();
             let made = make(seen.content.clone()).await?;
             let took = env.now().longest_since(began);
@@ -129,9 +129,10 @@ impl<'a> Change<'a> {
             let started = env.now();
             match driver.write(&seen, bytes.clone()).await? {
                 None => return Ok(Changed { content: Some(bytes), written: true, attempts }),
-                // A holder that was superseded must not be told to try again.
-                Some(now) => self.check_fence(&now.state).map(|()| seen = now)?,
+                Some(now) => seen = now,
             }
+            // Also after the last attempt: a holder that was superseded must not be told to try again.
+            self.check_fence(&seen.state)?;
             driver.pause(attempts, env.now().longest_since(started)).await?;
         }
         Err(self.contended(format!("{} attempts", self.limits.attempts)).into())
