@@ -166,7 +166,7 @@ mod promotion {
     use std::time::Duration;
 
     use leasehold_testkit::launch::Launched;
-    use leasehold_testkit::stores::redis::{RedisServer, redis_cli};
+    use leasehold_testkit::stores::redis::{RedisServer, redis_cli, replicate};
 
     use super::*;
 
@@ -185,8 +185,7 @@ mod promotion {
         let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let mut primary = Launched::start(&RedisServer::KEEPING, folders[0].path()).await.unwrap();
         let replica = Launched::start(&RedisServer::KEEPING, folders[1].path()).await.unwrap();
-        let (host, port) = primary.address().rsplit_once(':').unwrap();
-        redis_cli(replica.url(), &["REPLICAOF", host, port]).await;
+        replicate(replica.url(), Some(primary.address())).await;
         let url = format!("redis://{},{}?margin=0s&failover_grace=0s", primary.address(), replica.address());
         let holder = opened(&url, Env::system()).await;
         let mut grant = granted(&*holder).await;
@@ -199,12 +198,12 @@ mod promotion {
         })
         .await;
         primary.kill(Duration::ZERO).await.unwrap();
-        redis_cli(primary.url(), &["REPLICAOF", "127.0.0.1", "1"]).await;
+        replicate(primary.url(), Some("127.0.0.1:1")).await;
         // The waiter may have reconnected before that. Sentinels close the connections of a server that they demote.
         for kind in ["normal", "pubsub"] {
             redis_cli(primary.url(), &["CLIENT", "KILL", "TYPE", kind]).await;
         }
-        redis_cli(replica.url(), &["REPLICAOF", "NO", "ONE"]).await;
+        replicate(replica.url(), None).await;
         listened(replica.url(), "1").await;
         holder.release(&mut grant, None).await.unwrap();
         within("the waiter", first).await.unwrap();

@@ -15,7 +15,7 @@ use leasehold_testkit::launch::Launched;
 use leasehold_testkit::process::within;
 use leasehold_testkit::servers::with_option;
 use leasehold_testkit::stores;
-use leasehold_testkit::stores::redis::{RedisServer, key, redis_cli};
+use leasehold_testkit::stores::redis::{RedisServer, key, redis_cli, replicate};
 use tempfile::TempDir;
 
 use crate::leases::{
@@ -432,8 +432,7 @@ async fn informed(url: &str, what: &str, condition: impl Fn(&str) -> bool) {
 async fn a_promoted_replica_grants_nothing_for_the_grace() {
     let (mut primary, _, _folder) = server(&RedisServer::KEEPING, "").await;
     let (_replica, url, _other) = server(&RedisServer::KEEPING, "margin=0s&failover_grace=2s").await;
-    let (host, port) = primary.address().split_once(':').unwrap();
-    redis(&url, &["REPLICAOF", host, port]).await;
+    replicate(&url, Some(primary.address())).await;
     informed(&url, "a replica", |info| info.contains("master_link_status:up")).await;
     let store = open(&url).await;
     let mut hasty = claim_of(&*store, "lock", Ttl::MIN);
@@ -447,7 +446,7 @@ async fn a_promoted_replica_grants_nothing_for_the_grace() {
     })
     .await;
     primary.kill(Duration::ZERO).await.unwrap();
-    redis(&url, &["REPLICAOF", "NO", "ONE"]).await;
+    replicate(&url, None).await;
     let short = claim_of(&*store, "lock", Ttl::MIN);
     let outcome = store.try_acquire(&short).await.unwrap();
     assert!(
@@ -477,8 +476,7 @@ async fn a_long_lease_is_refused_once_a_replica_connects() {
     let outcome = store.try_acquire(&claim(55)).await.unwrap();
     assert!(matches!(outcome, AcquireOutcome::Held(_)), "the grace is not over: {outcome:?}");
     let (_replica, replica_url, _other) = server(&RedisServer::KEEPING, "").await;
-    let (host, port) = primary.address().split_once(':').unwrap();
-    redis(&replica_url, &["REPLICAOF", host, port]).await;
+    replicate(&replica_url, Some(primary.address())).await;
     informed(&url, "its replica", |info| info.contains("connected_slaves:1")).await;
     let error = store.try_acquire(&claim(55)).await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)));

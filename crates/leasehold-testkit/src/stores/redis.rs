@@ -9,9 +9,11 @@ mod sentinel;
 use std::io;
 use std::path::Path;
 use std::process::Stdio;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold::LockName;
+use leasehold::clock::{Clock, SystemClock};
 use tokio::process::Command;
 
 #[cfg(feature = "chaos")]
@@ -23,6 +25,7 @@ use crate::conformance::Harness;
 use crate::harness::Fresh;
 use crate::launch::{Launch, Launched, Measured, Protocol, options, program};
 use crate::peers::Program;
+use crate::process::within;
 use crate::servers::{Server, parsed, unique, with_option};
 use crate::test_store::{Bench, Kind, Reaper, Storage, TestStore};
 
@@ -149,6 +152,22 @@ pub async fn redis_cli(url: &str, command: &[&str]) -> String {
         .await
         .expect("redis-cli is there");
     String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+}
+
+/// Makes the server of `url` a replica of the server at `primary` (`HOST:PORT`), or, without one, a primary. Waits while
+/// the server loads its data after a start, because it refuses the command until then.
+///
+/// # Panics
+/// When the server does not accept the command.
+pub async fn replicate(url: &str, primary: Option<&str>) {
+    let (host, port) =
+        primary.map_or(("NO", "ONE"), |address| address.rsplit_once(':').expect("a host and a port"));
+    within("a server to accept REPLICAOF", async {
+        while !redis_cli(url, &["REPLICAOF", host, port]).await.starts_with("OK") {
+            SystemClock.sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
 }
 
 /// A server that a test starts itself.

@@ -11,7 +11,7 @@ use leasehold::clock::{Clock, SystemClock};
 use tokio::process::{Child, Command};
 use tokio::sync::Mutex;
 
-use super::{RedisServer, redis_cli};
+use super::{RedisServer, redis_cli, replicate};
 use crate::chaos::servers::Servers;
 use crate::launch::{Launched, free_port, program};
 use crate::process::within;
@@ -42,7 +42,7 @@ pub(super) fn start(folder: &Path, _workers: usize) -> BoxFuture<'_, io::Result<
         }
         let (host, port) = servers[0].address().rsplit_once(':').unwrap_or_default();
         for replica in &servers[1..] {
-            redis_cli(replica.url(), &["REPLICAOF", host, port]).await;
+            replicate(replica.url(), Some(servers[0].address())).await;
         }
         answers(servers[0].url(), &["INFO", "replication"], |output| {
             output.matches("state=online").count() == 2
