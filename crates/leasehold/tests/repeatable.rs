@@ -140,6 +140,12 @@ async fn a_repetition_behind_a_waiting_task_keeps_its_limit() {
         let took = one.env.now().longest_since(began);
         assert!(took >= most && took < most + SECOND / 2, "{took:?}");
     }
+    // The time until the responses to its first requests is part of the limit.
+    one.network.every(Kind::Read, Outcome::AnswerDelayed(SECOND / 2));
+    let began = one.env.now();
+    lock.acquire_ticket(id(2), 4 * SECOND).await.unwrap_err();
+    let took = one.env.now().longest_since(began);
+    assert!(took >= 4 * SECOND && took < 4 * SECOND + SECOND / 2, "{took:?}");
     waiting.abort();
 }
 

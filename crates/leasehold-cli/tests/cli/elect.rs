@@ -212,11 +212,20 @@ fn a_candidate_survives_a_program_that_cannot_run() {
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
     sandbox.run("elect x --on-exit exit -- ./program").expect(127);
     sandbox.run("elect x --once -- ./program").expect(127);
-    let mut command = sandbox.leasehold(["elect", "x", "--", "./program"]);
+    let mut command = sandbox.leasehold(["elect", "x", "--metrics-file", "metrics", "--", "./program"]);
     let mut candidate = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = std::io::BufReader::new(candidate.stderr.take().unwrap());
     let line = line_with(&mut stderr, "campaigning again in 1s");
     assert!(line.contains("cannot run the command \"./program\""), "{line}");
+    assert!(sandbox.read("metrics").contains("exit_code{lock=\"x\"} 127\n"), "{}", sandbox.read("metrics"));
+
+    let mut other =
+        sandbox.leasehold(["elect", "y", "--", "./program"]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut other_stderr = std::io::BufReader::new(other.stderr.take().unwrap());
+    line_with(&mut other_stderr, "campaigning again in 1s");
+    send(i32::try_from(other.id()).unwrap(), Signal::TERM);
+    assert_eq!(other.wait().unwrap().code(), Some(143));
+
     sandbox.write("program", "#!/bin/sh\necho leads\n");
     let mut stdout = std::io::BufReader::new(candidate.stdout.take().unwrap());
     let mut line = String::new();

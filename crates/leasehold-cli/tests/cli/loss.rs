@@ -175,6 +175,15 @@ fn a_hanging_release_is_announced() {
     std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
     drop(store);
     assert!(holder.process.wait().unwrap().success());
+
+    // Without -v and without a terminal, only the failure is reported.
+    let mut command = sandbox.scripted("run x --ttl 1h --store-timeout 3s", "echo ready; cat");
+    command.stdin(Stdio::piped());
+    let mut holder = Holder::start(command);
+    let _store = sandbox.cut_off();
+    drop(holder.process.stdin.take());
+    let ended = holder.end();
+    assert!(ended.stderr.contains("not released") && !ended.stderr.contains("Waiting for"), "{ended:?}");
 }
 
 #[test]

@@ -374,6 +374,10 @@ fn a_command_that_does_not_run_leaves_no_cgroup() {
     sandbox.run("run -n x --cgroup -- true").expect(123);
     sandbox.run("once y --per 1h -- true").expect(0);
     sandbox.run("once y --per 1h --cgroup -- true").expect(0);
+    let ticket = sandbox.run("acquire z").expect(0).stdout.trim().to_owned();
+    sandbox.run(&format!("release {ticket}")).expect(0);
+    sandbox.run(&format!("run --ticket={ticket} --cgroup -- true")).expect(122);
+    sandbox.run("-s sqlite:no/such/folder/locks.db run z --cgroup -- true").expect(125);
     // Other tests have cgroups for a short time.
     wait_until("the cgroups are removed", || cgroups().is_subset(&before));
 }

@@ -402,3 +402,41 @@ pub(super) fn deadline(ttl: Ttl, kept: Kept) -> Deadline {
     let promised = Ttl::new(kept.ttl.clamp(Ttl::MIN, Ttl::MAX)).unwrap_or(ttl);
     Deadline::new(kept.sent, ttl.min(promised).holder_span())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::client::Client;
+    use super::super::config::Location;
+    use super::*;
+    use crate::clock::SystemClock;
+    use crate::env::Env;
+    use crate::lease::{Claim, Holder, StoreOptions, Token};
+    use crate::types::LockName;
+    use crate::url::StoreUrl;
+
+    /// Another process may end the grant, so this one would remember it for ever.
+    #[tokio::test]
+    async fn a_grant_for_another_process_is_not_remembered() {
+        let url = StoreUrl::parse("etcd://127.0.0.1:1").unwrap();
+        let location = Location::from_url(url, &mut StoreOptions::default()).unwrap();
+        let env = Env::seeded(Arc::new(SystemClock), 1);
+        let client = Arc::new(Client::new(&location).unwrap());
+        let leases = EtcdLeases::new(client, location.prefix, env.clone());
+        let claim = Claim::new(&env, LockName::new("a").unwrap(), Ttl::DEFAULT, Holder::this_process());
+        let kept = Kept { sent: env.now(), ttl: claim.ttl.get() };
+        let session = Arc::new(Session::granted(7, whole_seconds(kept.ttl), claim.ttl, kept));
+        leases.claims().insert(claim.id, session.clone());
+        let value = Value::of(&claim, Standing::Granted);
+        let mut grant = Grant {
+            name: claim.name,
+            token: Token::default(),
+            after: None,
+            id: claim.id,
+            ttl: claim.ttl,
+            deadline: deadline(claim.ttl, kept),
+            memo: Some(Box::new(Memo::new(session, kept, value))),
+        };
+        leases.set_apart(&mut grant).await.unwrap();
+        assert!(leases.claims().is_empty());
+    }
+}

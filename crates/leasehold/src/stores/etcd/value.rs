@@ -208,6 +208,14 @@ mod tests {
     }
 
     #[test]
+    fn leases_are_rounded_up_to_whole_seconds() {
+        for (ms, seconds) in [(0, 1), (1_000, 1), (1_001, 2)] {
+            assert_eq!(whole_seconds(Duration::from_millis(ms)), seconds, "{ms}");
+        }
+        assert_eq!(whole_seconds(Duration::MAX), i64::MAX);
+    }
+
+    #[test]
     fn the_golden_value_is_read_and_written() {
         let Owner::Ours(value) = read(&kv(GOLDEN)) else { panic!() };
         assert_eq!(String::from_utf8(value.to_bytes().unwrap()).unwrap(), GOLDEN);

@@ -96,6 +96,24 @@ async fn each_address_of_the_name_sees_its_share_of_every_race() {
     }
 }
 
+/// Otherwise, a difference between their clocks would not be noticed.
+#[tokio::test]
+async fn front_ends_share_the_clock_of_their_store() {
+    let missing = |_: &Seen| {
+        Reply::Answer(refused("404 Not Found", &format!("{DATE}x-amz-request-id: 1\r\n"), "NoSuchKey"))
+    };
+    let server = Server::start(missing).await;
+    let _other = Server::start_at(&server.url.replace("http://127.0.0.1", "127.0.0.2"), missing).await;
+    let register = named(&server, |_, port| {
+        let addresses = [1, 2].map(|n| SocketAddr::from((Ipv4Addr::new(127, 0, 0, n), port)));
+        async move { Ok(addresses.to_vec()) }.boxed()
+    });
+    let fronts = register.fronts().await.unwrap().answering;
+    assert_eq!((fronts.len(), register.store_time()), (2, None));
+    assert!(fronts[0].1.read("x.lock").await.unwrap().is_none());
+    assert!(register.store_time().is_some());
+}
+
 /// Returns the addresses that accept no connection, as the doctor reports them.
 fn silent(ends: &FrontEnds) -> Vec<String> {
     ends.silent.iter().map(|(address, why)| format!("{address}: {why}")).collect()
