@@ -4,7 +4,8 @@ use std::process::ExitStatus;
 
 use leasehold::{Error, ErrorKind};
 
-/// A negative result: not released, not evicted.
+/// A negative result: the lock of a ticket is lost, the lock is not held with that token (`break`), a higher token has
+/// written the object (`put`), the store is not safe (`doctor`).
 pub(crate) const NEGATIVE: u8 = 1;
 /// The command line is wrong.
 pub(crate) const USAGE: u8 = 2;
@@ -70,6 +71,7 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let code = match error.kind() {
+            // `run` and `update` report a loss as LOST, because they may already have run a command.
             ErrorKind::Lost => NEGATIVE,
             ErrorKind::Conflict => TIMED_OUT,
             _ => FAILED,

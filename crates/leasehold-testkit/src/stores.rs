@@ -1,8 +1,8 @@
 //! The stores under test. One file per store defines its servers, fresh storage, request budget, chaos scenarios and
 //! benchmark. The suites, chaos and the benchmark read the table that is built here.
 //!
-//! To add a store, write its file, and add its `mod` and its line to `stores!`. The line names its storages, because
-//! test names must be known at compile time:
+//! To add a store, write its file, add its `mod` and its line to `stores!`, and its feature to the `cfg` of each helper
+//! below that the file uses. The line names its storages, because test names must be known at compile time:
 //!
 //! - `alone`: the conformance suite runs on it;
 //! - `shared`: the suites with several processes run on it too;

@@ -145,7 +145,8 @@ macro_rules! with_feature {
     }};
 }
 
-/// All stores that leasehold knows. A new store needs one entry here.
+/// All stores that leasehold knows. A new store needs an entry here, a `mod` above, and its feature in the `cfg` of
+/// each shared module that it uses.
 pub const STORES: &[StoreKind] = &[
     StoreKind {
         scheme: "sqlite",

@@ -159,7 +159,7 @@ fn a_wait_for_a_silent_store_ends_at_its_limit() {
 #[cfg(feature = "http")]
 fn opening_a_silent_store_is_shown_and_limited() {
     let sandbox = Sandbox::new();
-    // The kernel accepts the connections, but nobody responds.
+    // The kernel accepts the connections, but no program responds.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
     let late = sandbox.run(&format!("-s {url} run x -v --store-timeout 3s -- true")).expect(125);

@@ -68,12 +68,13 @@ pub(super) enum Availability {
     Taken { lapses_within: Duration },
 }
 
-/// Decides whether `record` may be granted to another claim (the takeover rule).
+/// Decides whether `record` may be granted to another claim (the takeover rule; "Time" in docs/protocol.md).
 ///
 /// A held lock may be taken over once this contender has seen its (state, grant, token, heartbeat) unchanged for
 /// `Ttl::contender_span` (the ttl, plus 0.5 %, plus a slack) plus the lock delay, both from the record. The holder relies
 /// on its lease for a shorter time. `unchanged_for` is measured on the contender's own clock (`record_cache.rs`). If
-/// `rules` allow it, the store's clock can also end the lease, after the same span plus a margin.
+/// `rules` allow it, the store's clock can also end the lease, after the same span plus a margin. A lock in a cooldown
+/// may be granted when the cooldown is over by either clock, and a free lock at once.
 pub(super) fn availability(
     record: &Record,
     unchanged_for: Duration,

@@ -329,8 +329,8 @@ impl<'a> Probe<'a> {
     }
 
     /// Returns whether the marker has the version `abandoned`, although another address of the store had another marker
-    /// just now. Then the two addresses have different objects. The claim will find that, so there is nobody to wait
-    /// for.
+    /// just now. Then the two addresses have different objects. The claim will find that, so there is no process to
+    /// wait for.
     async fn is_still_at(&self, abandoned: Option<&Version>) -> Result<bool, StoreError> {
         let Some(abandoned) = abandoned else { return Ok(false) };
         let marker = self.register.read(self.subject.key()).await?;

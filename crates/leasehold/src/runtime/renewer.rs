@@ -8,14 +8,16 @@
 //!
 //! The response to a renewal is processed in these steps:
 //!
-//! 1. The store judges it in [`LeaseStore::renew`](crate::lease::LeaseStore::renew). On records, this is `renew_with`
-//!    in `protocol/driver/hold.rs`. On PostgreSQL and Redis, it is `prolong` in `stores/on_server/hold.rs`. If the lease
-//!    is renewed, the store writes the new deadline into the grant.
+//! 1. The store judges it in [`LeaseStore::renew`](crate::lease::LeaseStore::renew). On records, `send` in
+//!    `protocol/driver/send.rs` determines whether the write was applied, and `renew_with` in `protocol/driver/hold.rs`
+//!    whether the lease is renewed. On PostgreSQL and Redis, `prolong` in `stores/on_server/hold.rs` does both. If the
+//!    lease is renewed, the store writes the new deadline into the grant.
 //! 2. `Renewer::renew` in this file gets the result, and calls [`HoldState::prolong`], [`HoldState::lose`] or
-//!    [`HoldState::note`] (`renewer/hold_state.rs`). They store the deadline, the loss or the error. A loss wakes the
-//!    tasks that wait in `Guard::lost`.
+//!    [`HoldState::note`] (`renewer/hold_state.rs`). They store the deadline, the loss or the error. If the deadline
+//!    has passed, the hold is lost, even if the store has renewed the lease. A loss wakes the tasks that wait in
+//!    `Guard::lost`.
 //! 3. `Guard::check` and `Guard::lost` (`guard.rs`) read them there.
-//! 4. If the grant was not lost, `Renewer::renew` sets when the next renewal is due.
+//! 4. If the lease was not lost, `Renewer::renew` sets when the next renewal is due.
 
 mod cohort;
 mod hold_state;

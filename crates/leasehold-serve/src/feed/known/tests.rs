@@ -193,7 +193,7 @@ fn viewers_of_nested_prefixes_see_new_and_deleted_locks() {
     assert_eq!(
         known.record(&name("a/1"), look("a/1", 1, at(6))),
         Some(false),
-        "nobody knew whether it was there"
+        "it was unknown whether it was there"
     );
     // The same applies in the other direction.
     known.leave("a/");
