@@ -382,7 +382,10 @@ fn not_built_in(url: &StoreUrl) -> Error {
     let scheme = url.scheme();
     match kind_of(url).and_then(|kind| kind.feature) {
         Some(feature) => Error::unsupported(format!("this build has no `{scheme}:` store"))
-            .with_help(format!("build it in: cargo install leasehold-cli --features {feature}")),
+            .with_help(format!(
+                "build it with the feature `{feature}`; for the command, in a checkout of leasehold: cargo install \
+                 --path crates/leasehold-cli --locked --features {feature}"
+            )),
         None => {
             let schemes: Vec<_> = STORES.iter().map(|kind| kind.scheme).collect();
             Error::invalid(format!("there is no store `{scheme}:`"))

@@ -31,8 +31,9 @@ The environment of the command contains LEASEHOLD_LOCK, LEASEHOLD_TOKEN, LEASEHO
 LEASEHOLD_PERMIT (the number of the permit).
 
 With --permits N, LOCK is a semaphore with N permits: the locks LOCK/permit-1 to LOCK/permit-N. All processes must \
-use the same N. If they differ, LOCK has up to as many holders as the largest N. On some stores, processes that wait \
-for a permit wait for the lock LOCK/permit-queue; `show` lists them.
+use the same N. If they differ, LOCK has up to as many holders as the largest N. Without --permits, leasehold acquires \
+LOCK as a plain lock, and does NOT wait for permits. On some stores, processes that wait for a permit wait for the \
+lock LOCK/permit-queue; `show` lists them.
 
 With --shared and --exclusive, LOCK is a readers-writer lock: up to eight readers (LOCK/shared-1 to LOCK/shared-8), \
 or one writer. Without these flags, leasehold acquires LOCK as a plain lock and does NOT wait for readers: if some \

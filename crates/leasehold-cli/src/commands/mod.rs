@@ -28,7 +28,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -42,7 +42,7 @@ use crate::output::Output;
 pub(crate) fn dispatch(arguments: &[OsString]) -> ExitCode {
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
-        Err(error) => return ExitCode::from(explain(&error, arguments)),
+        Err(error) => return ExitCode::from(explain(error, arguments)),
     };
     let output = Output { json: wants_json(cli.common.json), ..Output::default() };
     let context = match cli.subcommand {
@@ -144,8 +144,20 @@ fn wants_json(flag: bool) -> bool {
     Settings::switch(flag, "json").unwrap_or_default()
 }
 
+/// Returns whether `error` is about a word that is no option, of a subcommand that takes a command after `--`.
+fn lacks_dashes(error: &clap::Error) -> bool {
+    let text = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
+    error.kind() == ErrorKind::UnknownArgument
+        && !text(ContextKind::InvalidArg).starts_with('-')
+        && text(ContextKind::Usage).contains("-- <CMD>")
+}
+
 /// Prints the usage error, the help or the version, and returns the exit code.
-fn explain(error: &clap::Error, arguments: &[OsString]) -> u8 {
+fn explain(mut error: clap::Error, arguments: &[OsString]) -> u8 {
+    if lacks_dashes(&error) {
+        let help = "put `--` before the command, as in: leasehold run deploy/prod -- ./deploy.sh";
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![help.into()]));
+    }
     let json = wants_json(arguments.iter().take_while(|word| *word != "--").any(|word| word == "--json"));
     let shows_help = matches!(
         error.kind(),

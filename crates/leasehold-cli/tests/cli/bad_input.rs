@@ -49,6 +49,11 @@ fn bad_store_urls_exit_with_125_and_name_the_error() {
             "{url}: {outcome:?}"
         );
     }
+    for words in ["run x -- true", "once x --per 1h -- true", "elect x --once -- true", "acquire x", "wait x"]
+    {
+        let outcome = sandbox.run(&format!("-s mem: {words}")).expect(125);
+        assert!(outcome.stderr.contains("it excludes no other process"), "{words}: {outcome:?}");
+    }
     let secret = sandbox.run("-s nosuch://id:hunter2@host?secret=hunter2 ls").expect(125);
     assert!(!secret.stderr.contains("hunter2"), "{secret:?}");
     if !cfg!(feature = "s3") {
@@ -89,6 +94,14 @@ fn bad_options_are_usage_errors() {
         let outcome = sandbox.run(words).expect(2);
         assert!(!outcome.stderr.contains("panicked") && !outcome.stderr.is_empty(), "{words}: {outcome:?}");
     }
+    for words in ["run x true", "once x --per 1h true", "elect x true"] {
+        let outcome = sandbox.run(words).expect(2);
+        assert!(
+            outcome.stderr.contains("tip: put `--` before the command, as in: leasehold run"),
+            "{outcome:?}"
+        );
+    }
+    assert!(!sandbox.run("ls x y").expect(2).stderr.contains("put `--`"));
     let grace = sandbox.run("run x --ttl 10s --grace 6s -- true").expect(2);
     assert!(grace.stderr.contains("grace 6s is too long for ttl 10s (maximum 5s)"), "{grace:?}");
     assert!(grace.stderr.contains("renews the lease"), "{grace:?}");

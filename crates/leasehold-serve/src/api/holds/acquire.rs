@@ -29,8 +29,7 @@ const PLACE_TIMEOUT: Duration = Duration::from_secs(15);
 const MAX_NOTE: usize = 200;
 /// The header with the idempotency key.
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
-const KEY_HELP: &str =
-    "send the header Idempotency-Key with a new random value for each acquisition, such as $(uuidgen)";
+const KEY_HELP: &str = "send the header Idempotency-Key with a new random value for each acquisition, such as $(uuidgen) (Debian: the package uuid-runtime)";
 /// The length of an idempotency key.
 const KEY_LENGTH: std::ops::RangeInclusive<usize> = 16..=128;
 
