@@ -98,8 +98,18 @@ pub(crate) async fn open(store: &Store) -> Result<Locker, Failure> {
     })
 }
 
-/// Opens `store` for the lock `name`, and shows the wait for a slow store. Gives up after `limit`. Refuses the store in
-/// memory, whose locks exclude no other process.
+/// Opens `store`, unless it is the one in memory, whose locks exclude no other process.
+async fn open_shared(store: &Store) -> Result<Locker, Failure> {
+    let locker = open(store).await?;
+    if StoreUrl::parse(&store.url).is_ok_and(|url| url.scheme() == "mem") {
+        let message = "a lock in `mem:` exists only in this process, so it excludes no other process";
+        return Err(Failure::new(FAILED, ErrorKind::Invalid.as_str(), message)
+            .with_help("use a store that other processes can open: `leasehold help stores` lists them"));
+    }
+    Ok(locker)
+}
+
+/// Opens `store` for the lock `name`, and shows the wait for a slow store. Gives up after `limit`.
 pub(crate) async fn open_for(
     name: &LockName,
     store: &Store,
@@ -108,15 +118,7 @@ pub(crate) async fn open_for(
 ) -> Result<Locker, Failure> {
     // Shows no limit, because the store may give up earlier.
     let progress = WaitProgress::new(name.clone(), Arc::new(SystemClock));
-    let opened = progress.show_during(output, async {
-        let locker = open(store).await?;
-        if StoreUrl::parse(&store.url).is_ok_and(|url| url.scheme() == "mem") {
-            let message = "a lock in `mem:` exists only in this process, so it excludes no other process";
-            return Err(Failure::new(FAILED, ErrorKind::Invalid.as_str(), message)
-                .with_help("use a store that other processes can open: `leasehold help stores` lists them"));
-        }
-        Ok(locker)
-    });
+    let opened = progress.show_during(output, open_shared(store));
     let Some(limit) = limit else { return opened.await };
     timeout(&SystemClock, limit, opened).await.unwrap_or_else(|| {
         let (shown, limit) = (store.shown(), human::span(limit));

@@ -56,12 +56,10 @@ pub(crate) struct Session {
     previous_guardian: Option<Dismissed>,
 }
 
-impl Session {
-    /// Ends the prepared process of the command, because the command will not run.
-    async fn dismiss_prepared(&mut self) {
-        if let Some(prepared) = self.prepared.take() {
-            prepared.dismiss().await;
-        }
+/// Ends the prepared process of the command, if there is one.
+async fn dismiss(prepared: &mut Option<Prepared>) {
+    if let Some(prepared) = prepared.take() {
+        prepared.dismiss().await;
     }
 }
 
@@ -192,9 +190,7 @@ impl Job {
                 Ok(Session { clock, locker, signals, prepared, previous_guardian: None })
             }
             Err(failure) => {
-                if let Some(prepared) = prepared {
-                    prepared.dismiss().await;
-                }
+                dismiss(&mut prepared).await;
                 Err(failure)
             }
         }
@@ -217,7 +213,7 @@ impl Job {
                 self.report.permit = request.permit(guard.name());
                 self.report.lock = guard.name().to_string();
             }
-            Err(_) => session.dismiss_prepared().await,
+            Err(_) => dismiss(&mut session.prepared).await,
         }
         acquired
     }
@@ -253,7 +249,7 @@ impl Job {
         });
         let resumed = resumed.await;
         if resumed.is_err() {
-            session.dismiss_prepared().await;
+            dismiss(&mut session.prepared).await;
         }
         resumed
     }
@@ -277,7 +273,7 @@ impl Job {
         let due = with_prepared(due, prepared, &**clock).await;
         self.report.waited_ms = Some(ms(clock.now().longest_since(start)));
         if !matches!(due, Ok(Due::Now(_))) {
-            session.dismiss_prepared().await;
+            dismiss(&mut session.prepared).await;
         }
         due
     }
@@ -395,9 +391,7 @@ async fn with_prepared<T>(
     if let Some(acquired) = timeout(clock, PREPARED_LIFETIME, &mut acquired).await {
         return acquired;
     }
-    if let Some(prepared) = prepared.take() {
-        prepared.dismiss().await;
-    }
+    dismiss(prepared).await;
     acquired.await
 }
 

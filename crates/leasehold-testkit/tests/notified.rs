@@ -166,18 +166,13 @@ mod promotion {
     use std::time::Duration;
 
     use leasehold_testkit::launch::Launched;
-    use leasehold_testkit::stores::redis::{RedisServer, redis_cli, replicate};
+    use leasehold_testkit::stores::redis::{RedisServer, answers, redis_cli, replicate};
 
     use super::*;
 
     /// Waits until this many connections listen on the server.
     async fn listened(url: &str, count: &str) {
-        within("a waiter to listen", async {
-            while !redis_cli(url, &["PUBSUB", "NUMSUB", "//leasehold/calls"]).await.ends_with(count) {
-                SystemClock.sleep(Duration::from_millis(20)).await;
-            }
-        })
-        .await;
+        answers(url, &["PUBSUB", "NUMSUB", "//leasehold/calls"], |answer| answer.ends_with(count)).await;
     }
 
     #[tokio::test]
@@ -191,12 +186,7 @@ mod promotion {
         let mut grant = granted(&*holder).await;
         let first = waiter(&url, Env::system(), &*holder, 0).await;
         listened(primary.url(), "1").await;
-        within("the replica", async {
-            while redis_cli(replica.url(), &["HGET", "lock//leasehold", "waiters"]).await.is_empty() {
-                SystemClock.sleep(Duration::from_millis(20)).await;
-            }
-        })
-        .await;
+        answers(replica.url(), &["HGET", "lock//leasehold", "waiters"], |waiters| !waiters.is_empty()).await;
         primary.kill(Duration::ZERO).await.unwrap();
         replicate(primary.url(), Some("127.0.0.1:1")).await;
         // The waiter may have reconnected before that. Sentinels close the connections of a server that they demote.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::clock::{Clock, SystemClock};
 use leasehold::error::StoreError;
 use leasehold::lease::{
     AcquireOutcome, Claim, Evicted, Grant, HolderInfo, LeaseStore, Released, Renewal, State, Token, Ttl,
@@ -15,7 +14,7 @@ use leasehold_testkit::launch::Launched;
 use leasehold_testkit::process::within;
 use leasehold_testkit::servers::with_option;
 use leasehold_testkit::stores;
-use leasehold_testkit::stores::redis::{RedisServer, key, redis_cli, replicate};
+use leasehold_testkit::stores::redis::{RedisServer, answers, key, redis_cli, replicate};
 use tempfile::TempDir;
 
 use crate::leases::{
@@ -418,29 +417,19 @@ async fn the_longest_grace_of_all_clients_counts() {
     assert!(refused(&*store).await.lapses_within.unwrap() > HOUR / 2);
 }
 
-/// Waits until the server's response to INFO satisfies `condition`.
-async fn informed(url: &str, what: &str, condition: impl Fn(&str) -> bool) {
-    within(what, async {
-        while !condition(&redis(url, &["INFO", "everything"]).await) {
-            SystemClock.sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
-}
-
 #[tokio::test]
 async fn a_promoted_replica_grants_nothing_for_the_grace() {
     let (mut primary, _, _folder) = server(&RedisServer::KEEPING, "").await;
     let (_replica, url, _other) = server(&RedisServer::KEEPING, "margin=0s&failover_grace=2s").await;
     replicate(&url, Some(primary.address())).await;
-    informed(&url, "a replica", |info| info.contains("master_link_status:up")).await;
+    answers(&url, &["INFO", "everything"], |info| info.contains("master_link_status:up")).await;
     let store = open(&url).await;
     let mut hasty = claim_of(&*store, "lock", Ttl::MIN);
     hasty.store_timeout = Duration::from_millis(300);
     let error = store.try_acquire(&hasty).await.unwrap_err();
     assert!(error.to_string().contains("not the primary"), "{error}");
     // Wait until the replica has been running for longer than the grace, but not as a primary.
-    informed(&url, "its uptime", |info| {
+    answers(&url, &["INFO", "everything"], |info| {
         let uptime = info.split_once("uptime_in_seconds:").unwrap().1;
         uptime.lines().next().unwrap().trim().parse::<u64>().unwrap_or(0) > 2
     })
@@ -477,7 +466,7 @@ async fn a_long_lease_is_refused_once_a_replica_connects() {
     assert!(matches!(outcome, AcquireOutcome::Held(_)), "the grace is not over: {outcome:?}");
     let (_replica, replica_url, _other) = server(&RedisServer::KEEPING, "").await;
     replicate(&replica_url, Some(primary.address())).await;
-    informed(&url, "its replica", |info| info.contains("connected_slaves:1")).await;
+    answers(&url, &["INFO", "everything"], |info| info.contains("connected_slaves:1")).await;
     let error = store.try_acquire(&claim(55)).await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)));
     assert_eq!(error.fault().kind, ErrorKind::Invalid, "{error}");

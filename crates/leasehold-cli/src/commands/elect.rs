@@ -72,8 +72,15 @@ impl Candidate<'_> {
                 };
             let elected = session.clock.now();
             let ended = job.run_under(self.context, &mut session, guard, Completion::Release).await;
-            let is_asked_to_end = session.signals.ending_signal().is_some_and(|signal| signal != Signal::HUP);
-            let ends = self.once || self.on_exit == OnExit::Exit || is_asked_to_end;
+            let signal = session.signals.ending_signal();
+            let is_asked_to_end = |code: Option<u8>| match signal {
+                // Many programs reload their settings on SIGHUP. It ends the candidate only if it ended the command.
+                Some(Signal::HUP) => {
+                    code.map(i32::from) == Some(i32::from(SIGNAL_BASE) + Signal::HUP.as_raw())
+                }
+                signal => signal.is_some(),
+            };
+            let ends = self.once || self.on_exit == OnExit::Exit || is_asked_to_end(None);
             let code = match ended {
                 // The program may be missing only while it is replaced.
                 Err(failure) if failure.is_of_execution() && !ends => {
@@ -85,12 +92,7 @@ impl Candidate<'_> {
                 ended => ended?,
             };
             job.write_metrics(self.context);
-            let asked_to_end = match session.signals.ending_signal() {
-                // Many programs reload their settings on SIGHUP. It ends the candidate only if it ended the command.
-                Some(Signal::HUP) => i32::from(code) == i32::from(SIGNAL_BASE) + Signal::HUP.as_raw(),
-                signal => signal.is_some(),
-            };
-            if asked_to_end || self.once || (self.on_exit == OnExit::Exit && !job.was_lost()) {
+            if is_asked_to_end(Some(code)) || self.once || (self.on_exit == OnExit::Exit && !job.was_lost()) {
                 return Ok(code);
             }
             if session.clock.now().longest_since(elected) >= STABLE_AFTER {

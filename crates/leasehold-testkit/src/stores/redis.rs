@@ -154,6 +154,19 @@ pub async fn redis_cli(url: &str, command: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
 }
 
+/// Sends `command` to the server of `url` until the response is as expected.
+///
+/// # Panics
+/// When it never is.
+pub async fn answers(url: &str, command: &[&str], is_right: impl Fn(&str) -> bool) {
+    within(&format!("the right response of Redis to {command:?}"), async {
+        while !is_right(&redis_cli(url, command).await) {
+            SystemClock.sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+}
+
 /// Makes the server of `url` a replica of the server at `primary` (`HOST:PORT`), or, without one, a primary. Waits while
 /// the server loads its data after a start, because it refuses the command until then.
 ///
@@ -162,12 +175,7 @@ pub async fn redis_cli(url: &str, command: &[&str]) -> String {
 pub async fn replicate(url: &str, primary: Option<&str>) {
     let (host, port) =
         primary.map_or(("NO", "ONE"), |address| address.rsplit_once(':').expect("a host and a port"));
-    within("a server to accept REPLICAOF", async {
-        while !redis_cli(url, &["REPLICAOF", host, port]).await.starts_with("OK") {
-            SystemClock.sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+    answers(url, &["REPLICAOF", host, port], |answer| answer.starts_with("OK")).await;
 }
 
 /// A server that a test starts itself.

@@ -7,18 +7,15 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
-use leasehold::clock::{Clock, SystemClock};
 use tokio::process::{Child, Command};
 use tokio::sync::Mutex;
 
-use super::{RedisServer, redis_cli, replicate};
+use super::{RedisServer, answers, redis_cli, replicate};
 use crate::chaos::servers::Servers;
 use crate::launch::{Launched, free_port, program};
-use crate::process::within;
 
 const SERVERS: usize = 3;
 const SENTINELS: usize = 3;
-const PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
 struct Watched {
@@ -79,16 +76,6 @@ pub(super) fn start(folder: &Path, _workers: usize) -> BoxFuture<'_, io::Result<
         }
         Ok(Box::new(Watched { servers: Mutex::new(servers), addresses, _sentinels: sentinels }) as _)
     })
-}
-
-/// Waits until the server at `url` responds to `command` as expected.
-async fn answers(url: &str, command: &[&str], is_right: impl Fn(&str) -> bool) {
-    within("a server of Redis", async {
-        while !is_right(&redis_cli(url, command).await) {
-            SystemClock.sleep(PAUSE).await;
-        }
-    })
-    .await;
 }
 
 impl Watched {
