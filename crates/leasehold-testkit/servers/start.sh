@@ -171,10 +171,12 @@ start_azurite() {
     export LEASEHOLD_TEST_AZURE="azblob://devstoreaccount1/$STORE/tests?$(endpoint "$port")"
 }
 
+# Does not wait for the disk: etcd gives up a request after 7 s, and a busy disk can take longer.
 start_etcd() {
     local port peers
     port=$(free_port) && peers=$(free_port) || return 1
     start etcd "$port" etcd_is_healthy "$(go_program etcd)" --name test --data-dir "$scratch/etcd" --log-level warn \
+        --unsafe-no-fsync \
         --listen-client-urls "http://127.0.0.1:$port" --advertise-client-urls "http://127.0.0.1:$port" \
         --listen-peer-urls "http://127.0.0.1:$peers" --initial-advertise-peer-urls "http://127.0.0.1:$peers" \
         --initial-cluster "test=http://127.0.0.1:$peers" || return 1
@@ -241,12 +243,12 @@ INI
 start_redis() { start_redis_server redis && export LEASEHOLD_TEST_REDIS="$at"; }
 start_valkey() { start_redis_server valkey && export LEASEHOLD_TEST_VALKEY="$at"; }
 
-# start_redis_server NAME: starts a server. Sets `at` to the store URL.
+# start_redis_server NAME: starts a server that does not wait for the disk. Sets `at` to the store URL.
 start_redis_server() {
     local port
     port=$(free_port) && mkdir "$scratch/$1" || return 1
     start "$1" "$port" redis_is_ready "$(redis_program "$1-server")" --bind 127.0.0.1 \
-        --port "$port" --dir "$scratch/$1" --save "" --appendonly yes --appendfsync everysec || return 1
+        --port "$port" --dir "$scratch/$1" --save "" --appendonly yes --appendfsync no || return 1
     at="redis://127.0.0.1:$port?failover_grace=0s"
 }
 
