@@ -79,8 +79,12 @@ class Script:
 
 
 def report(outcome):
-    """Records the outcome of the script: what the client did wrong, or `done`."""
-    pathlib.Path(os.environ["LEASEHOLD_SCENARIO_LOG"]).write_text(outcome)
+    """Records the outcome of the script: what the client did wrong, or `done`. A client may kill this process at any
+    time, so the file is renamed once it is complete."""
+    log = pathlib.Path(os.environ["LEASEHOLD_SCENARIO_LOG"])
+    written = log.with_suffix(".new")
+    written.write_text(outcome)
+    written.replace(log)
     return 0
 
 
