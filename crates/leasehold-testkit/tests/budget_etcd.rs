@@ -238,8 +238,8 @@ async fn a_hundred_waiting_tasks_cost_as_much_as_one() {
     assert_eq!(since["Txn"], 1 + 2 + (TASKS as u64 - 1) * 2, "{since:?}");
 }
 
-/// An observer is woken by a watch. A change costs three reads, whenever it comes. Ten changes arrive in less time
-/// than it would take to poll for them.
+/// An observer is woken by a watch. A change costs at most three reads, whenever it comes. Ten changes arrive in less
+/// time than it would take to poll for them.
 #[tokio::test]
 async fn an_observer_sees_each_change_at_once() {
     let mut counted = Counted::start().await;
@@ -259,7 +259,9 @@ async fn an_observer_sees_each_change_at_once() {
     let in_time = there.store().env().clock.clone();
     timeout(&*in_time, there.capabilities().poll_interval.min * 7, handovers).await.expect("ten changes");
     let reads = counted.since().await.into_iter().find(|(kind, _)| kind == "Range").unwrap().1;
-    assert!((25..=35).contains(&reads), "{reads} reads for ten changes and a first look");
+    // After each status, one read before the watch begins and one when it fires. The second is not needed if the change
+    // comes before the watch.
+    assert!((21..=31).contains(&reads), "{reads} reads for ten changes and a first look");
 }
 
 async fn next(changes: &mut BoxStream<'static, leasehold::Result<Option<Leader>>>) -> Option<Leader> {
