@@ -9,14 +9,16 @@ use rustix::process::Signal;
 
 use crate::support::{Holder, Sandbox, send};
 
+const TTL_SECONDS: u32 = 10;
+
 const MEMBER: &str = "trap 'exit 0' TERM; echo leads; while :; do sleep 0.05; done";
 
 fn candidate(sandbox: &Sandbox, url: &str) -> Holder {
-    sandbox.hold(&format!("elect -s {url} job --ttl 3s"), MEMBER)
+    sandbox.hold(&format!("elect -s {url} job --ttl {TTL_SECONDS}s"), MEMBER)
 }
 
 fn client_go(verb: &str, url: &str) -> Process {
-    Program::CLIENT_GO.start(verb, url, "job", &["--ttl", "3"])
+    Program::CLIENT_GO.start(verb, url, "job", &["--ttl", &TTL_SECONDS.to_string()])
 }
 
 #[tokio::test(flavor = "multi_thread")]

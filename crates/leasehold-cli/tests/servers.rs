@@ -46,7 +46,7 @@ fn a_day_on(url: &str) {
         _ => assert!(history.stderr.contains("keep no history"), "{history:?}"),
     }
     // Kill a holder and its processes.
-    let dead = held(&sandbox, url, "nightly --ttl 2s");
+    let dead = held(&sandbox, url, "nightly --ttl 6s");
     support::send(dead.guardian(), Signal::KILL);
     dead.signal(Signal::KILL);
     on("run -w 60s nightly -- true").expect(0);

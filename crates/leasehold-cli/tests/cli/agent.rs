@@ -130,10 +130,10 @@ fn assert_error(answer: &Value, kind: &str, text: &str) {
 fn a_lock_is_held_renewed_and_released() {
     let sandbox = Sandbox::new();
     let mut agent = Agent::greeted(&sandbox);
-    let held = agent.ask(json!({ "op": "acquire", "lock": "deploy/prod", "ttl_ms": 600 }));
+    let held = agent.ask(json!({ "op": "acquire", "lock": "deploy/prod", "ttl_ms": 6_000 }));
     assert!(held["token"].as_str().unwrap().parse::<u64>().unwrap() > 0, "{held}");
     let span = held["span_us"].as_u64().unwrap();
-    assert!((1..600_000).contains(&span), "shorter than the ttl: {held}");
+    assert!((1..6_000_000).contains(&span), "shorter than the ttl: {held}");
     let renewed = agent.await_for("hold", 1);
     assert_eq!(renewed["ev"], "renewed");
     assert!(renewed["boot_us"].as_u64() > held["boot_us"].as_u64(), "{held} {renewed}");
@@ -161,7 +161,7 @@ fn requests_without_a_store_use_the_store_option() {
 fn an_eviction_is_reported_and_ends_the_hold() {
     let sandbox = Sandbox::new();
     let mut agent = Agent::greeted(&sandbox);
-    let held = agent.ask(json!({ "op": "try", "lock": "x", "ttl_ms": 600 }));
+    let held = agent.ask(json!({ "op": "try", "lock": "x", "ttl_ms": 6_000 }));
     let broken = agent.ask(json!({ "op": "break", "lock": "x", "token": held["token"] }));
     assert_eq!(broken["was_held"], true, "{broken}");
     loop {
@@ -192,7 +192,7 @@ fn a_waiting_request_reports_its_holder_and_is_cancelled() {
     let cancel = waiter.send(json!({ "op": "cancel", "request": waits }));
     assert_error(&waiter.await_for("id", waits), "cancelled", "");
     assert_eq!(waiter.await_for("id", cancel)["ev"], "done");
-    assert_error(&waiter.ask(json!({ "op": "acquire", "lock": "x", "wait_ms": 50 })), "held", "held by");
+    assert_error(&waiter.ask(json!({ "op": "acquire", "lock": "x", "wait_ms": 5_000 })), "held", "held by");
     let look = |lock: &str| json!({ "op": "wait_free", "lock": lock, "wait_ms": 0 });
     assert_error(&waiter.ask(look("x")), "held", "still held");
     assert_eq!(waiter.ask(look("y"))["ev"], "done");

@@ -29,7 +29,7 @@ fn successor(sandbox: &Sandbox, pids: &[String]) -> Holder {
          echo \"alive: $(cat all)\" > taken.new; mv taken.new taken",
         pids.join(" ")
     );
-    let mut command = sandbox.leasehold(["run", "x", "--ttl", "1s", "--", "sh", "-c", &check]);
+    let mut command = sandbox.leasehold(["run", "x", "--", "sh", "-c", &check]);
     let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let stdout = std::io::BufReader::new(process.stdout.take().unwrap());
     Holder { process, stdout, first: String::new() }
@@ -39,7 +39,7 @@ fn successor(sandbox: &Sandbox, pids: &[String]) -> Holder {
 fn an_eviction_kills_all_processes_at_once_and_exits_122() {
     let sandbox = Sandbox::new();
     let script = format!("echo $LEASEHOLD_TOKEN > token; {STUBBORN}");
-    let holder = sandbox.hold("run x --ttl 1s --report out.json", &script);
+    let holder = sandbox.hold("run x --ttl 9s --report out.json", &script);
     let processes = processes(&sandbox, &holder);
     sandbox.run(&format!("break x --token {}", sandbox.read("token").trim())).expect(0);
     let ended = holder.end().expect(122);
@@ -68,7 +68,7 @@ fn a_loss_found_by_the_release_exits_122() {
 fn without_the_store_the_command_gets_sigterm_and_its_grace() {
     let sandbox = Sandbox::new();
     let script = "trap 'echo cleaned up; exit 0' TERM; echo ready; while :; do sleep 0.01; done";
-    let mut holder = sandbox.hold("run x --ttl 2s --grace 900ms --report out.json", script);
+    let mut holder = sandbox.hold("run x --ttl 12s --grace 6s --report out.json", script);
     let store = sandbox.cut_off();
     assert_eq!(holder.line(), "cleaned up");
     drop(store);
@@ -99,7 +99,7 @@ fn a_stopped_run_leaves_no_process_at_the_next_grant() {
     let sandbox = Sandbox::new();
     // The command has its own process group, so stopping leasehold does not stop it. A longer ttl gives the guardian
     // more time to be scheduled.
-    let holder = sandbox.hold("run x --ttl 10s", STUBBORN);
+    let holder = sandbox.hold("run x --ttl 30s", STUBBORN);
     let processes = processes(&sandbox, &holder);
     holder.signal(Signal::STOP);
     wait_until("it is stopped", || is_stopped(holder.pid()));
@@ -126,7 +126,7 @@ fn a_kill_by_the_guardian_before_the_lease_ends_is_a_loss() {
 fn a_stopped_command_is_killed_before_it_can_continue() {
     let sandbox = Sandbox::new();
     let script = "echo $$; while :; do if [ -e taken ]; then echo went on > late; fi; done";
-    let holder = sandbox.hold("run x --ttl 1s", script);
+    let holder = sandbox.hold("run x --ttl 10s", script);
     let child = holder.first.clone();
     let guardian = holder.guardian();
     for pid in [child.parse().unwrap(), guardian, holder.pid()] {
@@ -146,7 +146,7 @@ fn a_stopped_command_is_killed_before_it_can_continue() {
 #[test]
 fn a_hanging_release_ends_with_the_lease() {
     let sandbox = Sandbox::new();
-    let mut command = sandbox.scripted("run x --ttl 2s", "echo ready; cat");
+    let mut command = sandbox.scripted("run x --ttl 8s --grace 100ms", "echo ready; cat");
     command.stdin(Stdio::piped());
     let mut holder = Holder::start(command);
     let _store = sandbox.cut_off();

@@ -38,8 +38,8 @@ fn a_refusal_names_the_holders_of_all_permits() {
     assert_eq!(lines[1], "  help: to wait: leasehold run --wait 10m render --permits 2 -- ...");
     assert!(lines[2].contains("the lease ends in <= "), "{lines:?}");
     assert_eq!(lines[3], "  help: to list the holders: leasehold ls render");
-    let late = sandbox.run("run -w 300ms render --permits 2 -- true").expect(124);
-    assert!(late.stderr.contains("are held") && late.stderr.contains("; timed out after 300ms"), "{late:?}");
+    let late = sandbox.run("run -w 5s render --permits 2 -- true").expect(124);
+    assert!(late.stderr.contains("are held") && late.stderr.contains("; timed out after 5s"), "{late:?}");
     sandbox.run("run -n -E 0 render --permits 2 -- false").expect(0);
     let listed = sandbox.run("ls render").expect(0).stdout;
     assert!(listed.contains("render/permit-1") && listed.contains("render/permit-2"), "{listed}");
@@ -111,7 +111,7 @@ fn readers_share_the_lock_and_a_writer_excludes_all() {
 #[test]
 fn a_writer_that_loses_one_part_is_stopped() {
     let sandbox = Sandbox::new();
-    let writer = held(&sandbox, "run index --exclusive --ttl 3s");
+    let writer = held(&sandbox, "run index --exclusive --ttl 15s");
     let shown = sandbox.run("show --json index/shared-5").expect(0).stdout;
     let token = serde_json::from_str::<Value>(&shown).unwrap()["token"].as_u64().unwrap();
     sandbox.run(&format!("break index/shared-5 --token {token}")).expect(0);

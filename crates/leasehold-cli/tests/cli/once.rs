@@ -125,7 +125,7 @@ fn the_command_runs_again_after_its_period() {
 fn an_unrecorded_success_exits_125() {
     let sandbox = Sandbox::new();
     sandbox.run("init").expect(0);
-    let words = "once x --per 1h --ttl 3s --grace 100ms --report out.json";
+    let words = "once x --per 1h --ttl 8s --grace 100ms --report out.json";
     let holder = sandbox.hold(words, "echo held; until test -e go; do sleep 0.01; done");
     let cut_off = sandbox.cut_off();
     sandbox.write("go", "");
@@ -146,7 +146,7 @@ fn an_unrecorded_success_exits_125() {
 fn a_lost_lock_exits_122_and_is_not_counted_as_a_run() {
     let sandbox = Sandbox::new();
     let holder = sandbox.hold(
-        "once x --per 1h --count-failures --ttl 2s --report out.json",
+        "once x --per 1h --count-failures --ttl 9s --report out.json",
         "echo $LEASEHOLD_TOKEN; while :; do sleep 0.05; done",
     );
     sandbox.run(&format!("break x --token {}", holder.first)).expect(0);

@@ -113,7 +113,7 @@ fn group_leftovers_end_before_the_release_but_daemons_live() {
     let script = "sh -c 'trap \"\" TERM; echo $$ > stubborn; exec sleep 1000' > /dev/null 2>&1 &
         setsid sh -c 'echo $$ > daemon; exec sleep 1000' > /dev/null 2>&1 &
         while ! [ -s stubborn ] || ! [ -s daemon ]; do sleep 0.01; done";
-    let mut command = sandbox.scripted("run x --ttl 3s --grace 200ms", script);
+    let mut command = sandbox.scripted("run x --grace 200ms", script);
     let ended = Outcome::of(command.stdout(Stdio::null()).output().unwrap()).expect(0);
     assert!(
         ended.stderr.contains("warning: terminated processes that the command left running"),
@@ -176,7 +176,7 @@ fn the_command_dies_with_leasehold_and_its_guardian() {
 #[test]
 fn a_killed_guardian_does_not_affect_the_run() {
     let sandbox = Sandbox::new();
-    let mut command = sandbox.scripted("run x --ttl 1s", "echo ready; cat; echo done");
+    let mut command = sandbox.scripted("run x", "echo ready; cat; echo done");
     command.stdin(Stdio::piped());
     let mut holder = Holder::start(command);
     crate::support::send(holder.guardian(), Signal::KILL);
@@ -191,8 +191,12 @@ fn a_guardian_killed_before_the_command_starts_is_replaced() {
     let mut second = sandbox.scripted("run x", "echo $$; exec sleep 1000");
     let mut second = second.process_group(0).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let pid = i32::try_from(second.id()).unwrap();
-    wait_until("it has a guardian", || guardian_of(pid).is_some());
-    crate::support::send(guardian_of(pid).unwrap(), Signal::KILL);
+    let mut guardian = None;
+    wait_until("it has a guardian", || {
+        guardian = guardian_of(pid);
+        guardian.is_some()
+    });
+    crate::support::send(guardian.unwrap(), Signal::KILL);
     first.signal(Signal::TERM);
     first.end().expect(143);
     let mut line = String::new();

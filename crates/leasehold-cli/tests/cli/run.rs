@@ -260,7 +260,7 @@ fn a_run_under_its_own_lock_reports_it() {
     let tried = nested("-n").expect(123);
     assert!(tried.stderr.contains("help: this command runs under a `leasehold run`"), "{tried:?}");
     assert!(!tried.stderr.contains("break"), "it would evict itself: {tried:?}");
-    let waited = nested("-w 600ms").expect(124);
+    let waited = nested("-w 5s").expect(124);
     assert!(waited.stderr.starts_with("warning: this command runs under a `leasehold run`"), "{waited:?}");
 }
 

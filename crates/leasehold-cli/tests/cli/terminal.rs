@@ -66,7 +66,7 @@ fn a_loss_kills_only_the_command_in_a_shared_group() {
     let script = "trap \"\" TERM INT HUP; sleep 1000 & echo $! > second; setsid sleep 1000 & echo $! > third
         echo $$ > first; echo $LEASEHOLD_TOKEN; while :; do sleep 0.01; done";
     let mut holder =
-        on_terminal(&sandbox, &format!("\"$LEASEHOLD\" run x --ttl 1s -- sh -c '{script}'; echo code $?"));
+        on_terminal(&sandbox, &format!("\"$LEASEHOLD\" run x --ttl 9s -- sh -c '{script}'; echo code $?"));
     sandbox.run(&format!("break x --token {}", holder.first)).expect(0);
     let mut line = holder.line();
     while !line.contains("code") {

@@ -245,11 +245,10 @@ fn a_script_runs_each_step_by_its_ticket_and_releases_it() {
 #[test]
 fn a_run_by_ticket_renews_and_keeps_the_lock() {
     let sandbox = Sandbox::new();
-    let ticket = ticket(&sandbox, "x --ttl 1s");
+    let ticket = ticket(&sandbox, "x --ttl 6s");
     // The script takes longer than the lease.
-    let script = "i=0; while [ $i -lt 150 ]; do i=$((i + 1)); sleep 0.01; done";
-    let words = format!("run --ticket={ticket} --report out.json");
-    sandbox.run_script(&words, script).expect(0);
+    let words = format!("run --ticket={ticket} --grace 100ms --report out.json");
+    sandbox.run_script(&words, "sleep 7").expect(0);
     sandbox.run("run -n x -- true").expect(123);
     let report: Value = serde_json::from_str(&sandbox.read("out.json")).unwrap();
     assert_eq!(
@@ -275,7 +274,7 @@ fn a_run_by_a_lost_ticket_exits_122_without_running() {
 #[test]
 fn a_loss_kills_a_run_by_ticket_and_exits_122() {
     let sandbox = Sandbox::new();
-    let ticket = ticket(&sandbox, "x --ttl 1s");
+    let ticket = ticket(&sandbox, "x --ttl 6s");
     let stubborn = "trap '' TERM; echo $$; while :; do sleep 0.01; done";
     let running = sandbox.hold(&format!("run --ticket={ticket}"), stubborn);
     let pid = running.first.clone();
@@ -292,16 +291,17 @@ fn a_loss_kills_a_run_by_ticket_and_exits_122() {
 #[test]
 fn a_release_ends_all_concurrent_runs_by_one_ticket() {
     let sandbox = Sandbox::new();
-    let ticket = ticket(&sandbox, "x --ttl 1s");
+    let ticket = ticket(&sandbox, "x --ttl 8s");
     let start = |name: &str| {
         let script = format!("echo $$; while ! [ -e {name} ]; do sleep 0.01; done");
-        let words = format!("run --ticket={ticket} {}", if name == "two" { "--release" } else { "" });
+        let words =
+            format!("run --ticket={ticket} --grace 100ms {}", if name == "two" { "--release" } else { "" });
         Holder::start(sandbox.scripted(&words, &script))
     };
     let (one, two) = (start("one"), start("two"));
-    // Both runs renew, so neither loses the lock within three leases.
+    // Both runs renew, so neither loses the lock.
     let began = SystemClock.now();
-    wait_until("three leases are over", || SystemClock.now().longest_since(began).as_secs() >= 3);
+    wait_until("the first lease is over", || SystemClock.now().longest_since(began).as_secs() >= 9);
     assert!(is_alive(&one.first) && is_alive(&two.first));
     sandbox.run("run -n x -- true").expect(123);
     sandbox.write("two", "x");

@@ -58,7 +58,7 @@ fn a_waiter_that_repeats_its_request_keeps_its_place() {
         let body = json!({ "lock": "x", "ttl": "10m", "claim": claim, "wait": wait });
         server.send("POST /v1/holds", &headers, &body.to_string())
     };
-    let first = ask(CLAIM, "1s");
+    let first = ask(CLAIM, "5s");
     wait_until("it waits in line", || server.waiters("x") == 1);
     let second = ask(&"f".repeat(32), "60s");
     let refused = Answer::read(first).problem(423, "held");

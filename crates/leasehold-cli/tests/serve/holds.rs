@@ -108,7 +108,7 @@ fn a_request_waits_for_the_lock() {
     server.release(&held.ticket()).expect(200);
     let granted = Answer::read(waiting).expect(201);
     assert!(granted.body["token"].as_u64() > held.body["token"].as_u64());
-    let refused = server.acquire_with("c", &json!({ "lock": "x", "wait": "50ms" })).problem(423, "held");
+    let refused = server.acquire_with("c", &json!({ "lock": "x", "wait": "5s" })).problem(423, "held");
     assert!(refused.body["held"]["token"] == granted.body["token"]);
     wait_until("the wait has left the line", || server.waiters("x") == 0);
 }

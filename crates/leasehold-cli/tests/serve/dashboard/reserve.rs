@@ -165,7 +165,7 @@ fn a_reservation_whose_time_is_over_is_shown_as_such() {
     let sandbox = Sandbox::new();
     let server = Server::start(&sandbox, "--ui rw");
     let session = sign_in(&server);
-    let reserved = send(&server, "deploy", &session, &form("1s", "")).expect(303);
+    let reserved = send(&server, "deploy", &session, &form("3s", "")).expect(303);
     let cookies = format!("{session}; {}", reserved.cookie());
     wait_until("the lease has lapsed", || sandbox.run("show deploy --json").stdout.contains("\"lapsed\""));
     let page = page(&server, "deploy", &cookies);

@@ -29,7 +29,7 @@ const YOUTH: u32 = 64;
 /// How often opening is tried if the files change in the meantime. They change when the first process creates them.
 const ATTEMPTS: u32 = 4;
 /// How often to check whether another thread has closed a connection, and the pause between the checks.
-const CLOSING_ROUNDS: u32 = 50;
+const CLOSING_ROUNDS: u32 = 500;
 const CLOSING_PAUSE: Duration = Duration::from_millis(1);
 
 /// The file of one store.
