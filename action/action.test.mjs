@@ -130,11 +130,11 @@ test("a lock that is held fails the step after the wait", async () => {
   const path = await installed();
   await leasehold(path, "acquire", "x", "--ttl", "10m");
   const command = join(path, "leasehold");
-  const acquire = await step("main", { store, command, lock: "x", wait: "10ms" });
+  const acquire = await step("main", { store, command, lock: "x", wait: "10s" });
   assert.equal(acquire.code, 1);
   assert.match(acquire.log, /::error::the lock was not acquired: exit code 124/);
   assert.deepEqual(acquire.state, {});
-  assert.equal((await step("main", { store, command, lock: "x", wait: "10ms", run: "true" })).code, 124);
+  assert.equal((await step("main", { store, command, lock: "x", wait: "10s", run: "true" })).code, 124);
   // At the end of a job whose step acquired nothing, nothing is released.
   assert.equal((await step("post", {})).code, 0);
 });

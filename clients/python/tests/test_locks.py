@@ -255,7 +255,7 @@ def test_inspection(locker: Locker) -> None:
     assert locker.sweep("b", older_than=0, dry_run=True) and list(locker.list()) == ["a/1", "b"]
     locker.wait_free("b", timeout=60)
     with locker.lock("b").hold(), pytest.raises(LockHeld):
-        locker.wait_free("b", timeout=0.1)
+        locker.wait_free("b", timeout=3)
     assert locker.capabilities().store == "SQLite"
     report = locker.doctor()
     assert report.findings and all(found.check for found in report.findings)

@@ -187,11 +187,11 @@ test("await using releases the lock", async (t) => {
 
 test("await using throws a loss that was not reported", async (t) => {
   const fake = Fake.in(t);
-  const one = await guarded(fake, 200);
+  const one = await guarded(fake, 3_000);
   await one.guard.lost;
   await assert.rejects(disposed(one.guard), LockLostError);
   await one.locker.close();
-  const two = await guarded(fake, 200);
+  const two = await guarded(fake, 3_000);
   await two.guard.lost;
   assert.throws(() => two.guard.check(), LockLostError);
   await disposed(two.guard);

@@ -162,6 +162,11 @@ export function now(): { boot_us: number; wall_us: number } {
   return { boot_us: moment.boot, wall_us: moment.wall };
 }
 
+/** Blocks the event loop without using the processor. */
+export function block(milliseconds: number): void {
+  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, milliseconds);
+}
+
 export function hello(changes: Message = {}): Message {
   return { ev: "hello", protocol: 1, version: "0.1.0", pid: 1, ...now(), limits: { line_bytes: 4096 }, ...changes };
 }

@@ -108,13 +108,13 @@ test("work may hand its lock on as a ticket", async (t) => {
 test("locks are listed, shown, awaited, evicted and swept", async (t) => {
   const locker = await opened(t);
   assert.equal((await locker.status("builds/1")).state, "free");
-  const guard = await locker.acquire("builds/1", { ttl: "3s", owner: "ci-7" });
+  const guard = await locker.acquire("builds/1", { ttl: "10s", owner: "ci-7" });
   await (await locker.acquire("other")).release();
   assert.deepEqual(await locker.list("builds/"), ["builds/1"]);
   assert.deepEqual((await locker.list()).sort(), ["builds/1", "other"]);
   const status = await locker.status("builds/1");
   assert.deepEqual([status.state, status.token, status.heldBy?.holder?.name], ["held", guard.token, "ci-7"]);
-  await assert.rejects(locker.waitFree("builds/1", { wait: 50 }), LockHeldError);
+  await assert.rejects(locker.waitFree("builds/1", { wait: "3s" }), LockHeldError);
   const free = locker.waitFree("builds/1", { wait: "30s" });
   assert.equal(await locker.break("builds/1", guard.token), true);
   await free;
@@ -126,7 +126,7 @@ test("locks are listed, shown, awaited, evicted and swept", async (t) => {
 
 test("an evicted holder's work rejects, and its signal aborts", async (t) => {
   const locker = await opened(t);
-  const work = locker.using("x", { ttl: "3s" }, async (signal, guard) => {
+  const work = locker.using("x", { ttl: "10s" }, async (signal, guard) => {
     await locker.break("x", guard.token);
     await new Promise((resolve) => signal.addEventListener("abort", resolve));
   });

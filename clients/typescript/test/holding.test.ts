@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { getEventListeners } from "node:events";
 import { AgentError, InvalidError, LockHeldError, LockLostError, StoreError, type Guard } from "leasehold";
-import { Fake, guarded, held, now, test, until } from "./fake.js";
+import { block, Fake, guarded, held, now, test, until } from "./fake.js";
 
 const MINUTE = 60_000;
 
@@ -37,7 +37,7 @@ test("reading the token of a lock without tokens is an error", async (t) => {
 });
 
 test("the lock is lost at its deadline, without the agent", async (t) => {
-  const { agent, guard } = await guarded(Fake.in(t), 300);
+  const { agent, guard } = await guarded(Fake.in(t), 3_000);
   const aborted = new Promise((resolve) => guard.signal.addEventListener("abort", resolve));
   const loss = await guard.lost;
   await aborted;
@@ -49,7 +49,7 @@ test("the lock is lost at its deadline, without the agent", async (t) => {
 
 test("a renewal after a local loss is ignored", async (t) => {
   const fake = Fake.in(t);
-  const { locker, agent, guard } = await guarded(fake, 300);
+  const { locker, agent, guard } = await guarded(fake, 3_000);
   const renewing = assert.rejects(guard.renew(), LockLostError);
   const { id } = await agent.next("renew");
   // The deadline passes while the agent does not respond.
@@ -96,11 +96,11 @@ test("a renewal moves the deadline forwards, and a stale one does not move it ba
 });
 
 test("a renewal that the blocked event loop has not read is not a loss", async (t) => {
-  const { agent, guard } = await guarded(Fake.in(t), 200);
+  const { agent, guard } = await guarded(Fake.in(t), 3_000);
   // Simulates an agent that renewed several times while the loop was blocked. The deadline of the first renewal has
   // passed too.
-  const first = until(300);
-  for (let end = performance.now() + 400; performance.now() < end;);
+  const first = until(3_500);
+  block(4_000);
   agent.send({ hold: 1, ev: "renewed", ...first }, { hold: 1, ev: "renewed", ...until(MINUTE) });
   agent.blockUntilWritten();
   guard.check();
@@ -108,11 +108,11 @@ test("a renewal that the blocked event loop has not read is not a loss", async (
 });
 
 test("the timer reads renewals before it judges", async (t) => {
-  const { locker, agent, guard } = await guarded(Fake.in(t), 200);
+  const { locker, agent, guard } = await guarded(Fake.in(t), 3_000);
   const renewal = { hold: 1, ev: "renewed", ...until(MINUTE) };
   agent.send(renewal);
   agent.blockUntilWritten();
-  for (let end = performance.now() + 300; performance.now() < end;);
+  block(3_500);
   // The timer is due now and runs before the event loop reads.
   await new Promise((resolve) => setTimeout(resolve, 0));
   guard.check();
@@ -123,8 +123,8 @@ test("the timer reads renewals before it judges", async (t) => {
 });
 
 test("a deadline that passed while the event loop was blocked is a loss", async (t) => {
-  const { guard } = await guarded(Fake.in(t), 200);
-  for (let end = performance.now() + 300; performance.now() < end;);
+  const { guard } = await guarded(Fake.in(t), 3_000);
+  block(3_500);
   assertLost(guard, "expired");
 });
 

@@ -18,6 +18,7 @@ pub struct Wire {
     address: SocketAddr,
     member: watch::Sender<String>,
     answers: watch::Sender<Answers>,
+    lost: watch::Receiver<bool>,
     task: JoinHandle<()>,
 }
 
@@ -44,6 +45,7 @@ impl Wire {
         let address = listener.local_addr().unwrap();
         let (member, leads_to) = watch::channel(member.to_owned());
         let (answers, how) = watch::channel(Answers::Arrive);
+        let (loses, lost) = watch::channel(false);
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 if *how.borrow() == Answers::Cut {
@@ -51,10 +53,10 @@ impl Wire {
                 }
                 let member = leads_to.borrow().clone();
                 let Ok(server) = TcpStream::connect(member).await else { continue };
-                tokio::spawn(forward(client, server, how.clone()));
+                tokio::spawn(forward(client, server, how.clone(), loses.clone()));
             }
         });
-        Self { address, member, answers, task }
+        Self { address, member, answers, lost, task }
     }
 
     /// Returns the address to connect to.
@@ -70,6 +72,11 @@ impl Wire {
     /// Sets what happens to responses from now on.
     pub fn let_answers(&self, how: Answers) {
         self.answers.send_replace(how);
+    }
+
+    /// Waits until a response was lost since the start of the proxy.
+    pub async fn until_lost(&self) {
+        let _ = self.lost.clone().wait_for(|lost| *lost).await;
     }
 }
 
@@ -89,7 +96,12 @@ pub(crate) fn harmed(kind: Kind, duration: Duration) -> Answers {
     }
 }
 
-async fn forward(client: TcpStream, server: TcpStream, mut how: watch::Receiver<Answers>) {
+async fn forward(
+    client: TcpStream,
+    server: TcpStream,
+    mut how: watch::Receiver<Answers>,
+    loses: watch::Sender<bool>,
+) {
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();
     let mut cut = how.clone();
@@ -105,6 +117,7 @@ async fn forward(client: TcpStream, server: TcpStream, mut how: watch::Receiver<
                 Answers::ArriveAfter(delay) => SystemClock.sleep(delay).await,
                 // Lost data leaves a gap that no client may see, so the connection is closed.
                 Answers::AreLost => {
+                    loses.send_replace(true);
                     let _ = how.wait_for(|how| *how != Answers::AreLost).await;
                     return;
                 }

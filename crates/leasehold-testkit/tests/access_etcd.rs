@@ -32,7 +32,8 @@ async fn holds_and_waits(url: &str, ttl: Duration) {
         let lock = two.lock("a/lock").ttl(ttl);
         async move { lock.acquire().await }
     });
-    SystemClock.sleep(ttl).await;
+    // The lock is renewed in this time.
+    SystemClock.sleep(ttl / 2).await;
     guard.check().unwrap();
     guard.release().await.unwrap();
     within("the turn", waiting).await.unwrap().unwrap().into_ticket().await.unwrap();
@@ -46,7 +47,7 @@ async fn a_user_needs_the_documented_role_and_logs_in_again() {
         etcdctl(cluster.address(0), command).await;
     }
     let url = |login: &str, prefix: &str| format!("etcd://{login}{}/{prefix}/", cluster.address(0));
-    holds_and_waits(&url("deploy:p%40ss%2Fword@", "tests"), Duration::from_secs(6)).await;
+    holds_and_waits(&url("deploy:p%40ss%2Fword@", "tests"), Duration::from_secs(20)).await;
 
     for (login, prefix, help) in [
         ("", "tests", "etcd://user:password@"),

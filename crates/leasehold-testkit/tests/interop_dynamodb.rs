@@ -15,7 +15,7 @@ use crate::interop;
 use crate::workers::Worker;
 
 /// The ttl of both clients in tests in which a holder dies.
-const TTL: Duration = Duration::from_secs(3);
+const TTL: Duration = Duration::from_secs(6);
 
 /// Another client and its settings.
 #[derive(Clone, Copy, Debug)]

@@ -14,7 +14,7 @@ use leasehold_testkit::stores::etcd::in_line;
 use crate::interop;
 use crate::workers::Worker;
 
-const TTL: Duration = Duration::from_secs(2);
+const TTL: Duration = Duration::from_secs(10);
 
 /// A lock with a unique name, and its prefix for other clients.
 struct Shared {
@@ -34,9 +34,9 @@ impl Shared {
         Locker::open(&self.url).await.unwrap()
     }
 
-    /// Starts the Go mutex, with a session of 2 s.
+    /// Starts the Go mutex, with a session of 10 s.
     fn go(&self, verb: &str, more: &[&str]) -> Process {
-        let more: Vec<&str> = ["--ttl", "2"].into_iter().chain(more.iter().copied()).collect();
+        let more: Vec<&str> = ["--ttl", "10"].into_iter().chain(more.iter().copied()).collect();
         Program::ETCD_GO.start(verb, &self.url, &self.prefix, &more)
     }
 
@@ -47,7 +47,7 @@ impl Shared {
         let endpoint = format!("--endpoints={}", Server::ETCD.address());
         Process::start(
             Program::ETCDCTL.path(),
-            [&endpoint, "lock", "--ttl=2", "--", &self.prefix, "sh", "-c", &script],
+            [&endpoint, "lock", "--ttl=10", "--", &self.prefix, "sh", "-c", &script],
         )
     }
 
@@ -189,7 +189,7 @@ async fn each_kind_takes_over_after_a_killed_holder_of_the_other() {
     let shared = Shared::new();
     let mut theirs = shared.go("hold", &[]);
     theirs.says("granted").await;
-    let mut ours = Worker::start("hold", &shared.url, "job", &["--ttl", "2"]);
+    let mut ours = Worker::start("hold", &shared.url, "job", &["--ttl", "10"]);
     shared.in_line(2).await;
     theirs.kill().await;
     ours.granted().await;

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use leasehold::clock::{Clock, Deadline, SystemClock};
-use leasehold::lease::{State, Ttl};
+use leasehold::lease::{Renewal, State, Ttl};
 use leasehold::{ErrorKind, LockName, Locker, Released};
 use leasehold_testkit::launch::program;
 use leasehold_testkit::peers::Program;
@@ -17,10 +17,11 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
 use crate::interop;
+use crate::leases::{claim_of, granted_to};
 use crate::workers::Worker;
 
 /// client-go's lease duration in these tests.
-const TTL: Duration = Duration::from_secs(3);
+const TTL: Duration = Duration::from_secs(6);
 
 /// A namespace with one lock.
 struct Shared {
@@ -38,7 +39,7 @@ impl Shared {
     }
 
     fn client_go(&self, verb: &str, more: &[&str]) -> Process {
-        let more: Vec<&str> = ["--ttl", "3"].into_iter().chain(more.iter().copied()).collect();
+        let more: Vec<&str> = ["--ttl", "6"].into_iter().chain(more.iter().copied()).collect();
         Program::CLIENT_GO.start(verb, &self.url, "job", &more)
     }
 
@@ -133,29 +134,33 @@ async fn each_takes_over_after_a_killed_holder_of_the_other() {
     let shared = Shared::new();
     let mut theirs = shared.client_go("hold", &[]);
     theirs.says("granted").await;
-    let mut ours = Worker::start("hold", &shared.url, "job", &["--ttl", "2"]);
-    theirs.kill().await;
-    // client-go renews its lease every two fifteenths of the lease duration.
+    // The waiter must have seen an unchanged lease for its duration.
     let alive = Deadline::new(SystemClock.now(), TTL / 2);
+    let mut ours = Worker::start("hold", &shared.url, "job", &["--ttl", "6"]);
+    theirs.kill().await;
     ours.granted().await;
     assert!(alive.passed(SystemClock.now()), "granted before client-go's lease can have ended");
+    let alive = Deadline::new(SystemClock.now(), Ttl::new(TTL).unwrap().holder_span() / 3);
     let mut theirs = shared.client_go("hold", &[]);
     ours.kill().await;
-    let alive = Deadline::new(SystemClock.now(), Ttl::new(Duration::from_secs(2)).unwrap().holder_span() / 3);
     theirs.says("granted").await;
     assert!(alive.passed(SystemClock.now()), "granted before the lease of the dead can have ended");
 }
 
 /// Our renewals are more frequent than client-go's resolution of a second. client-go must not take over.
 #[tokio::test]
-async fn a_holder_with_a_short_lease_keeps_it() {
+async fn a_holder_that_renews_often_keeps_its_lock() {
     let shared = Shared::new();
-    let lock = shared.locker().await.lock("job").ttl(Duration::from_millis(1_200));
-    let guard = lock.acquire().await.unwrap();
+    let locker = shared.locker().await;
+    let store = &**locker.store();
+    let mut grant = granted_to(store, &claim_of(store, "job", TTL)).await;
     let mut theirs = shared.client_go("hold", &[]);
-    SystemClock.sleep(3 * TTL).await;
-    guard.check().unwrap();
-    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    let start = SystemClock.now();
+    while SystemClock.now().longest_since(start) < 2 * TTL {
+        SystemClock.sleep(Duration::from_millis(400)).await;
+        assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+    }
+    assert_eq!(store.release(&mut grant, None).await.unwrap(), Released::Released);
     theirs.says("granted").await;
 }
 
@@ -239,10 +244,17 @@ async fn labels_and_annotations_of_others_stay() {
 #[tokio::test]
 async fn an_edit_ends_a_lock_only_if_it_names_another_holder() {
     let shared = Shared::new();
-    let lock = shared.locker().await.lock("job").ttl(Duration::from_secs(2));
+    let lock = shared.locker().await.lock("job").ttl(Duration::from_secs(8));
     let guard = lock.acquire().await.unwrap();
     shared.change(json!({ "metadata": { "labels": { "app": "x" } } })).await;
-    SystemClock.sleep(Duration::from_secs(3)).await;
+    within("a renewal", async {
+        let mut left = guard.remaining();
+        while guard.remaining() <= left {
+            left = guard.remaining();
+            SystemClock.sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
     guard.check().unwrap();
     shared.change(json!({ "spec": { "holderIdentity": "mine" } })).await;
     within("the loss", guard.lost()).await;

@@ -7,7 +7,7 @@ use leasehold_testkit::stores::etcd::in_line;
 
 use crate::workers::{self, Worker};
 
-const TTL_OPTION: &[&str] = &["--ttl", "2"];
+const TTL_OPTION: &[&str] = &["--ttl", "10"];
 
 /// If the name of this lock is a prefix of another lock's name, the other lock's keys lie among its keys. It must
 /// ignore them.

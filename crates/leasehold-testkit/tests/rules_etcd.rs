@@ -15,7 +15,9 @@ use leasehold_testkit::servers::Server;
 use leasehold_testkit::stores::etcd::{Cluster, etcdctl, in_line};
 use leasehold_testkit::tcp_proxy::{Answers, Wire};
 
-const TTL: Duration = Duration::from_secs(3);
+const TTL: Duration = Duration::from_secs(30);
+/// The ttl of locks that must lapse. Others keep their lease alive in the meantime.
+const SHORT: Duration = Duration::from_secs(8);
 
 struct Client {
     store: Arc<dyn LeaseStore>,
@@ -251,7 +253,7 @@ async fn an_error_while_waiting_in_line_is_maybe_applied() {
 async fn a_second_lock_on_a_lease_is_no_younger_than_the_lease() {
     let (one, _) = two().await;
     let first = one.granted(&one.claim("lock", TTL)).await;
-    one.env().sleep(TTL / 5).await;
+    one.env().sleep(Duration::from_millis(600)).await;
     let second = one.granted(&one.claim("other", TTL)).await;
     assert_eq!(second.deadline, first.deadline);
 }
@@ -267,21 +269,21 @@ async fn a_deadline_counts_from_before_the_keep_alive_was_sent() {
     wire.let_answers(Answers::ArriveAfter(DELAY));
     let sent = client.env().now();
     client.renewed(&mut grant).await;
-    let passed = client.env().now().longest_since(sent);
-    assert!(passed >= DELAY);
-    assert!(client.remaining(&grant) + passed <= grant.ttl.holder_span() + Duration::from_millis(50));
+    assert!(client.env().now().longest_since(sent) >= DELAY);
+    // The response to the read that follows is delayed too.
+    assert!(client.remaining(&grant) + 2 * DELAY <= grant.ttl.holder_span());
 }
 
 /// A grant that is not renewed lapses even if other grants keep its lease alive, but not too early.
 #[tokio::test]
 async fn a_grant_without_renewals_lapses_although_its_lease_lives() {
     let (one, two) = two().await;
-    let mut kept = one.granted(&one.claim("other", TTL)).await;
-    let forgotten = one.granted(&one.claim("lock", TTL)).await;
-    let seen = two.held(&two.claim("lock", TTL)).await;
+    let mut kept = one.granted(&one.claim("other", SHORT)).await;
+    let forgotten = one.granted(&one.claim("lock", SHORT)).await;
+    let seen = two.held(&two.claim("lock", SHORT)).await;
     let renewing = async {
         loop {
-            one.env().sleep(TTL / 4).await;
+            one.env().sleep(SHORT / 4).await;
             one.renewed(&mut kept).await;
         }
     };
@@ -382,7 +384,7 @@ async fn a_grant_that_comes_too_late_to_be_used_is_released() {
 /// grants of the same client live on.
 #[tokio::test]
 async fn a_late_grant_that_is_not_used_ends_by_itself() {
-    let (url, ttl) = (Server::ETCD.fresh_url(), Duration::from_secs(4));
+    let (url, ttl) = (Server::ETCD.fresh_url(), Duration::from_secs(20));
     let wire = Wire::to(&Server::ETCD.address()).await;
     let one = Client::open(&url.replace(&Server::ETCD.address(), &wire.address().to_string())).await;
     let mut kept = one.granted(&one.claim("other", ttl)).await;

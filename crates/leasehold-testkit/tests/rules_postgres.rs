@@ -320,9 +320,8 @@ async fn tokens_rise_beyond_the_clock_and_stay_below_their_limit() {
     let swept = store.sweep(&lock(), Duration::ZERO, false).await.unwrap();
     assert_eq!(swept, leasehold::lease::Swept::Kept);
     psql(fresh.url(), &set((1 << 53) - 1)).await;
-    let mut hasty = hasty(&*store);
-    hasty.tokens = 1;
-    let error = store.try_acquire(&hasty).await.unwrap_err();
+    let claim = self::claim(&*store);
+    let error = store.try_acquire(&claim).await.unwrap_err();
     assert_eq!(error.fault().kind, ErrorKind::Corrupt, "{error:?}");
     assert_eq!(cells(fresh.url(), "state").await, "free");
 }

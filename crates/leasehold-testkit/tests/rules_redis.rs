@@ -387,9 +387,9 @@ async fn nothing_is_granted_for_the_grace_after_a_restart() {
 
 #[tokio::test]
 async fn a_server_that_runs_for_longer_than_the_grace_grants_at_once() {
-    let (_server, url, _folder) = server(&RedisServer::KEEPING, "margin=0s&failover_grace=1s").await;
+    let (_server, url, _folder) = server(&RedisServer::KEEPING, "margin=0s&failover_grace=10s").await;
     let store = open(&url).await;
-    let short = claim_of(&*store, "lock", Duration::from_millis(500));
+    let short = claim_of(&*store, "lock", Duration::from_secs(5));
     let first = within("a grant", async {
         loop {
             match store.try_acquire(&short).await.unwrap() {
@@ -403,7 +403,7 @@ async fn a_server_that_runs_for_longer_than_the_grace_grants_at_once() {
     // Now the server looks as if nothing had ever been locked on it.
     redis(&url, &["FLUSHALL"]).await;
     let other = open(&url).await;
-    let second = granted_to(&*other, &claim_of(&*other, "lock", Duration::from_millis(500))).await;
+    let second = granted_to(&*other, &claim_of(&*other, "lock", Duration::from_secs(5))).await;
     assert!(second.token > first.token);
 }
 
@@ -424,9 +424,9 @@ async fn a_promoted_replica_grants_nothing_for_the_grace() {
     replicate(&url, Some(primary.address())).await;
     answers(&url, &["INFO", "everything"], |info| info.contains("master_link_status:up")).await;
     let store = open(&url).await;
-    let mut hasty = claim_of(&*store, "lock", Ttl::MIN);
-    hasty.store_timeout = Duration::from_millis(300);
-    let error = store.try_acquire(&hasty).await.unwrap_err();
+    let mut claim = claim_of(&*store, "lock", Duration::from_secs(1));
+    claim.store_timeout = Duration::from_secs(5);
+    let error = store.try_acquire(&claim).await.unwrap_err();
     assert!(error.to_string().contains("not the primary"), "{error}");
     // Wait until the replica has been running for longer than the grace, but not as a primary.
     answers(&url, &["INFO", "everything"], |info| {

@@ -79,7 +79,7 @@ def test_rows_change_in_place_and_keep_the_focus(site, open_page):
 
 
 def test_a_lease_runs_down_and_ends_overdue(site, open_page):
-    site.acquire("short", ttl="4s")
+    site.acquire("short", ttl="15s")
     server = site.serve()
     page = open_page(server.address + "/ui/")
     lease = page.locator("tr[data-lock=short] .lease")
@@ -92,7 +92,7 @@ def test_a_lease_runs_down_and_ends_overdue(site, open_page):
 
 
 def test_a_renewed_lease_grows_again(site, open_page):
-    site.hold("work", ttl="6s")
+    site.hold("work", ttl="15s")
     server = site.serve()
     page = open_page(server.address + "/ui/lock/work")
     page.wait_for_selector(LIVE)
@@ -104,7 +104,7 @@ def test_a_renewed_lease_grows_again(site, open_page):
 
 
 def test_evicting_with_the_keyboard_alone(site, open_page):
-    holder = site.hold("deploy/prod", owner="alice", ttl="5s")
+    holder = site.hold("deploy/prod", owner="alice", ttl="30s")
     site.wait("deploy/prod", "bob")
     server = site.serve("--ui=rw")
     page = open_page(server.address + "/ui/")

@@ -41,9 +41,10 @@ pub(super) async fn a_waiter_takes_over_at_once(url: &str) {
 /// the store URL.
 pub(super) async fn a_waiter_takes_over_after_the_lease(url: &str, option: &str) {
     let url = with_option(url, option);
+    // The holder sends its request after this.
+    let granted = Deadline::new(SystemClock.now(), Ttl::new(TTL).unwrap().holder_span());
     let mut holder = Worker::start("hold", &url, "lock", TTL_OPTION);
     let first = holder.granted().await;
-    let granted = Deadline::new(SystemClock.now(), Ttl::new(TTL).unwrap().holder_span());
     let mut waiter = Worker::start("hold", &url, "lock", TTL_OPTION);
     holder.kill().await;
     assert!(waiter.granted().await > first);

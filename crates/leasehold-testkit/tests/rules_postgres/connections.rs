@@ -128,7 +128,9 @@ async fn an_error_that_one_of_two_hosts_gave_may_pass() {
     let url = fresh.url().replace(&address, &format!("{address},127.0.0.1:1"));
     psql(&url.replace(",127.0.0.1:1", ""), &format!("ALTER TABLE {} SET UNLOGGED", table(&url))).await;
     let store = open(&url).await;
-    let error = store.try_acquire(&hasty(&*store)).await.unwrap_err();
+    let mut claim = claim(&*store);
+    claim.store_timeout = Duration::from_secs(5);
+    let error = store.try_acquire(&claim).await.unwrap_err();
     assert!(error.is_transient(), "{error:?}");
     let error = error.to_string();
     assert!(error.contains("UNLOGGED") && error.contains("127.0.0.1:1"), "{error}");
