@@ -8,6 +8,7 @@ use leasehold::{ErrorKind, Guard, Locker};
 use leasehold_testkit::process::within;
 use leasehold_testkit::stores::etcd::Cluster;
 
+use crate::leases::until_renewed;
 use crate::workers;
 
 const TTL: Duration = Duration::from_secs(12);
@@ -88,14 +89,7 @@ async fn a_member_that_hangs_costs_no_lock() {
     // Use a member that is not the leader, because an election would take most of the time.
     let member = (cluster.leader().await + 1) % 3;
     let guard = acquired(&cluster.url_from(member)).await;
-    within("a renewal", async {
-        let mut left = guard.remaining();
-        while guard.remaining() <= left {
-            left = guard.remaining();
-            SystemClock.sleep(Duration::from_millis(50)).await;
-        }
-    })
-    .await;
+    until_renewed(&guard).await;
     assert_eq!(cluster.calls(member).await.get("LeaseKeepAlive"), Some(&1), "the stream stands open");
     cluster.stop(member);
     stays_held(&guard, TTL * 2).await;

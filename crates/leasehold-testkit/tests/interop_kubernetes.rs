@@ -17,7 +17,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
 use crate::interop;
-use crate::leases::{claim_of, granted_to};
+use crate::leases::{claim_of, granted_to, until_renewed};
 use crate::workers::Worker;
 
 /// client-go's lease duration in these tests.
@@ -247,14 +247,7 @@ async fn an_edit_ends_a_lock_only_if_it_names_another_holder() {
     let lock = shared.locker().await.lock("job").ttl(Duration::from_secs(8));
     let guard = lock.acquire().await.unwrap();
     shared.change(json!({ "metadata": { "labels": { "app": "x" } } })).await;
-    within("a renewal", async {
-        let mut left = guard.remaining();
-        while guard.remaining() <= left {
-            left = guard.remaining();
-            SystemClock.sleep(Duration::from_millis(50)).await;
-        }
-    })
-    .await;
+    until_renewed(&guard).await;
     guard.check().unwrap();
     shared.change(json!({ "spec": { "holderIdentity": "mine" } })).await;
     within("the loss", guard.lost()).await;

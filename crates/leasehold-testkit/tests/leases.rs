@@ -1,13 +1,15 @@
-//! Steps of the tests that use the leases of a store directly, without a `Lock`.
+//! Steps of the tests that use the leases of a store directly, without a `Lock`, or wait for a renewal of a guard.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use leasehold::clock::{Clock, SystemClock};
 use leasehold::lease::{
     AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, State, Status, StoreOptions, Token, Ttl,
 };
 use leasehold::url::StoreUrl;
-use leasehold::{Holder, LockName};
+use leasehold::{Guard, Holder, LockName};
+use leasehold_testkit::process::within;
 
 /// The ttl of [`claim`].
 pub(crate) const TTL: Duration = Duration::from_secs(30);
@@ -39,6 +41,18 @@ pub(crate) async fn granted_to(store: &dyn LeaseStore, claim: &Claim) -> Grant {
 
 pub(crate) async fn granted(store: &dyn LeaseStore) -> Grant {
     granted_to(store, &claim(store)).await
+}
+
+/// Waits until the lock of `guard` is renewed.
+pub(crate) async fn until_renewed(guard: &Guard) {
+    let renewed = async {
+        let mut left = guard.remaining();
+        while guard.remaining() <= left {
+            left = guard.remaining();
+            SystemClock.sleep(Duration::from_millis(50)).await;
+        }
+    };
+    within("a renewal", renewed).await;
 }
 
 /// Returns the holder in the first stored formats.
