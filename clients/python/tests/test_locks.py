@@ -105,8 +105,10 @@ def test_a_dropped_guard_releases_its_lock(locker: Locker) -> None:
 def test_a_lock_is_confirmed_with_a_request(locker: Locker) -> None:
     with pytest.raises(LockLost), locker.lock("x").hold() as guard:
         guard.confirm()
-        locker.break_lock("x", guard.token)
+        locker.break_lock("x", guard.token, reason="it hangs")
         guard.check()  # The eviction is not noticed yet.
+        evicted = locker.status("x").history[0].evicted
+        assert evicted is not None and evicted.reason == "it hangs" and "@" in evicted.by
         with pytest.raises(LockLost) as lost:
             guard.confirm(timeout=60)
         assert "evicted" in str(lost.value)

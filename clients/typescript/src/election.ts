@@ -4,6 +4,7 @@ import { Lock, under, type Ask, type Work } from "./lock.js";
 import type { Guard } from "./guard.js";
 import { readHolder, type Holder } from "./holder.js";
 import { object, optional, string, token, type Message } from "./message.js";
+import type { Claim } from "./nested.js";
 import { type AcquireOptions, type LockOptions } from "./options.js";
 
 /** The leader that an observer sees. */
@@ -25,24 +26,27 @@ export interface CampaignOptions extends AcquireOptions {
 export class Election {
   readonly #ask: Ask;
   readonly #settings: LockOptions;
+  readonly #claim: Claim;
   readonly name: string;
 
   /** @internal */
-  constructor(ask: Ask, name: string, settings: LockOptions) {
+  constructor(ask: Ask, claim: Claim, settings: LockOptions) {
     this.#ask = ask;
-    this.name = name;
+    this.name = claim.name;
     this.#settings = settings;
+    this.#claim = claim;
   }
 
   /** Waits until this process is the leader. Release the guard to resign. */
   async campaign(options: CampaignOptions = {}): Promise<Guard> {
     const { value, ...rest } = options;
-    return new Lock(this.#ask, this.name, this.#settings, { mode: "leader", value }).acquire(rest);
+    const { mode, ...claim } = this.#claim;
+    return new Lock(this.#ask, { ...claim, mode: { ...mode, value } }, this.#settings).acquire(rest);
   }
 
   /** Waits until this process is the leader, runs `work` as the leader, and resigns. See {@link Lock.using}. */
   async lead<T>(options: CampaignOptions, work: Work<T>): Promise<T> {
-    return under(await this.campaign(options), options.signal, work);
+    return under(this.#claim, await this.campaign(options), options.signal, work);
   }
 
   /** Resolves to the current leader, or to `null` if there is none. */

@@ -6,7 +6,7 @@ import type { HeldBy } from "./holder.js";
  * What went wrong. `agent` means that the command could not be started, or that it died. The agent reports the others.
  */
 export type ErrorKind =
-  "held" | "lost" | "unavailable" | "denied" | "invalid" | "unsupported" | "corrupt" | "conflict" | "limit" | "agent";
+  "held" | "lost" | "deadlock" | "unavailable" | "denied" | "invalid" | "unsupported" | "corrupt" | "conflict" | "limit" | "agent";
 
 /** The base of all errors of this package. */
 export class LeaseholdError extends Error {
@@ -77,6 +77,13 @@ export class StoreError extends LeaseholdError {
   constructor(kind: ErrorKind, message: string, help: readonly string[] = [], maybeApplied = false, cause?: unknown) {
     super(kind, message, help, cause === undefined ? undefined : { cause });
     this.maybeApplied = maybeApplied;
+  }
+}
+
+/** Work that runs under a lock (`using`, `once`, `lead`) asks for the same lock, and would wait for itself forever. */
+export class DeadlockError extends LeaseholdError {
+  constructor(message: string, help: readonly string[] = []) {
+    super("deadlock", message, help);
   }
 }
 

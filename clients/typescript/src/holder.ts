@@ -22,6 +22,8 @@ export interface HeldBy {
   readonly token: bigint | null;
   /** How long the holder has had the lock, in milliseconds. */
   readonly heldMs: number | null;
+  /** If the lock is reserved: for how many milliseconds it has been free. */
+  readonly freeMs: number | null;
   /** If the holder is dead, its lease ends within this time, in milliseconds. */
   readonly lapsesWithinMs: number | null;
   /** Whether the lock is in its cooldown. No process holds it then. */
@@ -53,6 +55,7 @@ export function readHeldBy(value: Message): HeldBy {
     holder: optional(value, "holder", (inner) => readHolder(object(inner))),
     token: optional(value, "token", token),
     heldMs: optional(value, "held_ms", number),
+    freeMs: optional(value, "free_ms", number),
     lapsesWithinMs: optional(value, "lapses_within_ms", number),
     inCooldown: optional(value, "in_cooldown", flag) ?? false,
     reserved: optional(value, "reserved", flag) ?? false,
@@ -70,6 +73,8 @@ export interface PastGrant {
   readonly from: Date | null;
   readonly until: Date | null;
   readonly holder: Holder | null;
+  /** Who evicted the holder and why, if it was evicted and the store knows. Another machine wrote these texts. */
+  readonly evicted: { readonly by: string; readonly reason: string } | null;
 }
 
 /** The state of a lock. */
@@ -102,6 +107,10 @@ export function readStatus(answer: Message): LockStatus {
       from: optional(past, "from_us", date),
       until: optional(past, "until_us", date),
       holder: holder(past),
+      evicted: optional(past, "evicted", (value) => {
+        const why = object(value);
+        return { by: string(why["by"]), reason: string(why["reason"]) };
+      }),
     })),
   };
 }

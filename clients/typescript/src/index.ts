@@ -10,6 +10,7 @@ export type { Duration } from "./duration.js";
 export { type Election, type CampaignOptions, type Leader } from "./election.js";
 export {
   AgentError,
+  DeadlockError,
   InvalidError,
   LeaseholdError,
   LockHeldError,

@@ -6,7 +6,8 @@ import { Guard, settled } from "./guard.js";
 import { milliseconds, type Duration } from "./duration.js";
 import { readHeldBy, readHolder, type Holder } from "./holder.js";
 import { number, object, optional, token, type Message } from "./message.js";
-import { fields, merged, type AcquireOptions, type LockOptions } from "./options.js";
+import { forbidNested, inBlock, type Claim } from "./nested.js";
+import { fields, merged, span, type AcquireOptions, type LockOptions } from "./options.js";
 
 /** Sends a request for a lock to the agent of its locker. @internal */
 export type Ask = (
@@ -46,16 +47,16 @@ export type OnceResult<T> =
 export class Lock {
   readonly #ask: Ask;
   readonly #settings: LockOptions;
-  readonly #mode: Message;
+  readonly #claim: Claim;
   /** The name. */
   readonly name: string;
 
   /** @internal */
-  constructor(ask: Ask, name: string, settings: LockOptions, mode: Message) {
+  constructor(ask: Ask, claim: Claim, settings: LockOptions) {
     this.#ask = ask;
-    this.name = name;
+    this.name = claim.name;
     this.#settings = settings;
-    this.#mode = mode;
+    this.#claim = claim;
   }
 
   /**
@@ -64,16 +65,19 @@ export class Lock {
    * If the lock is lost, `signal` aborts and the promise rejects with {@link LockLostError} at once, even if `work`
    * continues. If the caller's signal aborts while `work` runs, `work` should end. The lock is held until `work` has
    * ended.
+   *
+   * If `work` asks for the same lock again, that call rejects with {@link DeadlockError} at once.
    */
   async using<T>(options: AcquireOptions, work: Work<T>): Promise<T>;
   async using<T>(work: Work<T>): Promise<T>;
   async using<T>(first: AcquireOptions | Work<T>, second?: Work<T>): Promise<T> {
     const [options, work] = typeof first === "function" ? [{}, first] : [first, second as Work<T>];
-    return under(await this.acquire(options), options.signal, work);
+    return under(this.#claim, await this.acquire(options), options.signal, work);
   }
 
   /** Waits for the lock. Rejects with {@link LockHeldError} if it is still held after `wait`. */
   async acquire(options: AcquireOptions = {}): Promise<Guard> {
+    if (span("wait", options.wait) !== 0) forbidNested(this.#claim);
     return guardOf(await this.#request("acquire", options));
   }
 
@@ -94,6 +98,7 @@ export class Lock {
   async once<T>(options: OnceOptions, work: Work<T>): Promise<OnceResult<T>> {
     const { per, noWait, cooldownAfterFailure, ...rest } = options;
     const period = milliseconds("per", per);
+    if (!noWait) forbidNested(this.#claim);
     const answer = await this.#request("once", rest, { period_ms: period, nowait: noWait });
     if (answer.hold === undefined) {
       const { message } = answer;
@@ -107,7 +112,7 @@ export class Lock {
     }
     const guard = guardOf(answer);
     const record = () => guard.releaseWithCooldown(period);
-    const value = await under(guard, options.signal, work, {
+    const value = await under(this.#claim, guard, options.signal, work, {
       success: async () => {
         try {
           return await record();
@@ -125,7 +130,7 @@ export class Lock {
     const request = fields(merged(this.#settings, options));
     return this.#ask(
       op,
-      { lock: this.name, ...this.#mode, ...request, ...more },
+      { lock: this.name, ...this.#claim.mode, ...request, ...more },
       {
         signal,
         progress: (message) => {
@@ -159,6 +164,7 @@ interface Endings {
 
 /** Runs work under a guard and releases the guard. @internal */
 export async function under<T>(
+  claim: Claim,
   guard: Guard,
   signal: AbortSignal | undefined,
   work: Work<T>,
@@ -171,7 +177,7 @@ export async function under<T>(
   signal?.addEventListener("abort", cancelled, { once: true });
   try {
     if (signal?.aborted) throw signal.reason;
-    const running = (async () => work(stop.signal, guard))();
+    const running = inBlock(claim, guard, async () => work(stop.signal, guard));
     const outcome = await Promise.race([running.then((value) => ({ value })), guard.lost]);
     if (outcome instanceof LockLostError) throw outcome;
     // The release checks whether the deadline has passed. Work that was done after it must not look protected.

@@ -121,11 +121,13 @@ export class Locker implements AsyncDisposable {
 
   /** Returns an election. At most one process leads, and others can see which one. */
   election(name: string, settings: LockOptions = {}): Election {
-    return new Election((op, fields, options) => this.#ask(op, fields, options), name, settings);
+    const claim = { store: this.#store, name, mode: { mode: "leader" } };
+    return new Election((op, fields, options) => this.#ask(op, fields, options), claim, settings);
   }
 
   #lock(name: string, settings: LockOptions, mode: Message): Lock {
-    return new Lock((op, fields, options) => this.#ask(op, fields, options), name, settings, mode);
+    const claim = { store: this.#store, name, mode };
+    return new Lock((op, fields, options) => this.#ask(op, fields, options), claim, settings);
   }
 
   /** Waits for a lock, runs `work` while holding it, and releases it. See {@link Lock.using}. */
@@ -198,11 +200,12 @@ export class Locker implements AsyncDisposable {
   }
 
   /**
-   * Evicts a holder if `token` is still its token. Its work may still run. Resolves to whether that holder had the
-   * lock.
+   * Evicts a holder if `token` is still its token. Its work may still run. The history of the lock keeps the `reason`.
+   * Resolves to whether that holder had the lock.
    */
-  async break(name: string, token: bigint): Promise<boolean> {
-    return flag((await this.#ask("break", { lock: name, token: token.toString() })).message["was_held"]);
+  async break(name: string, token: bigint, options: { reason?: string | undefined } = {}): Promise<boolean> {
+    const fields = { lock: name, token: token.toString(), reason: options.reason };
+    return flag((await this.#ask("break", fields)).message["was_held"]);
   }
 
   /**

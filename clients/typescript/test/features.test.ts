@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import type { TestContext } from "node:test";
-import { InvalidError, Locker, LockHeldError, LockLostError, UnsupportedError, type HeldBy } from "leasehold";
+import { DeadlockError, InvalidError, Locker, LockHeldError, LockLostError, UnsupportedError, type HeldBy } from "leasehold";
 import { folder, store, test } from "./real.js";
 
 async function opened(t: TestContext): Promise<Locker> {
@@ -25,6 +25,30 @@ test("a held lock refuses others, and names its holder", async (t) => {
   assert.equal(await guard.release(), true);
   const next = await locker.tryAcquire("x");
   assert.ok(next !== null && next.token > guard.token);
+});
+
+test("work that asks for the lock it runs under is refused at once", async (t) => {
+  const locker = await opened(t);
+  const again = (name: string) => assert.rejects(locker.using(name, () => {}), DeadlockError);
+  await locker.using("x", async (_, guard) => {
+    await again("x");
+    await assert.rejects(locker.once("x", { per: "1h" }, () => {}), DeadlockError);
+    assert.equal(await locker.tryAcquire("x"), null);
+    await assert.rejects(locker.acquire("x", { wait: 0 }), LockHeldError);
+    await locker.using("y", () => again("x"));
+    await guard.release();
+    await locker.using("x", () => {});
+  }).catch((error: unknown) => assert.ok(error instanceof InvalidError || error instanceof LockLostError, String(error)));
+  await locker.election("e").lead({}, () => assert.rejects(locker.election("e").campaign(), DeadlockError));
+  const { shared, exclusive } = locker.rwLock("rw");
+  await shared.using(() => shared.using(() => assert.rejects(exclusive.acquire(), DeadlockError)));
+  const two = locker.semaphore("two", 2);
+  await two.using(() => two.using(() => assert.rejects(two.acquire(), DeadlockError)));
+  // Work outside of the block waits as usual.
+  const guard = await locker.acquire("z");
+  const waiting = locker.using("z", () => "after");
+  await guard.release();
+  assert.equal(await waiting, "after");
 });
 
 test("a waiting acquisition is cancelled by its signal, and leaves the line", async (t) => {
@@ -116,8 +140,11 @@ test("locks are listed, shown, awaited, evicted and swept", async (t) => {
   assert.deepEqual([status.state, status.token, status.heldBy?.holder?.name], ["held", guard.token, "ci-7"]);
   await assert.rejects(locker.waitFree("builds/1", { wait: "3s" }), LockHeldError);
   const free = locker.waitFree("builds/1", { wait: "30s" });
-  assert.equal(await locker.break("builds/1", guard.token), true);
+  assert.equal(await locker.break("builds/1", guard.token, { reason: "it hangs" }), true);
   await free;
+  const [past] = (await locker.status("builds/1")).history;
+  assert.deepEqual([past?.end, past?.evicted?.reason], ["evicted", "it hangs"]);
+  assert.match(past?.evicted?.by ?? "", /.@./);
   assert.equal((await guard.lost).reason, "ended");
   assert.throws(() => guard.check(), LockLostError);
   assert.equal(await locker.break("builds/1", guard.token), false);

@@ -147,6 +147,7 @@ impl WaitProgress {
         let (mut held, at) = latest?;
         let since = self.clock.now().shortest_since(at);
         held.held_for = held.held_for.map(|age| age + since);
+        held.free_for = held.free_for.map(|age| age + since);
         // If the time is over and the lock is still held, the holder has renewed its lease.
         held.lapses_within =
             held.lapses_within.map(|left| left.saturating_sub(since)).filter(|left| !left.is_zero());

@@ -55,8 +55,10 @@ pub(crate) struct HolderView {
     /// Null if it is unknown.
     pub(crate) holder: Option<Person>,
     pub(crate) token: Option<u64>,
-    /// How long it has been held.
+    /// How long it has been held; null if it is reserved.
     pub(crate) held_ms: Option<u64>,
+    /// How long it has been free; null unless it is reserved.
+    pub(crate) free_ms: Option<u64>,
     /// How long the lease can still last unless it is renewed. After that, the lock may be taken over.
     pub(crate) lapses_within_ms: Option<u64>,
     /// Whether the lock was released but is not granted again yet. `holder` is then the previous holder.
@@ -101,12 +103,18 @@ pub(crate) struct PastView {
     pub(crate) until_us: Option<u64>,
     /// `released`, `lapsed` or `evicted`.
     pub(crate) end: &'static str,
-    /// For an evicted grant: who evicted the holder, if known.
+    /// For an evicted grant: who evicted the holder and why, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) evicted_by: Option<String>,
-    /// The reason for the eviction, if known.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) reason: Option<String>,
+    pub(crate) evicted: Option<EvictionView>,
+}
+
+/// Why an operator evicted a holder. Text from others: show it as text, never as markup.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct EvictionView {
+    /// Who evicted the holder.
+    pub(crate) by: String,
+    /// The reason. May be empty.
+    pub(crate) reason: String,
 }
 
 impl HolderView {
@@ -115,6 +123,7 @@ impl HolderView {
             holder: held.holder.as_ref().or(held.last_holder.as_ref()).map(Person::of),
             token: held.token.map(|token| token.get()),
             held_ms: held.held_for.map(ms),
+            free_ms: held.free_for.map(ms),
             lapses_within_ms: held.lapses_within.map(ms),
             in_cooldown: held.in_cooldown,
             reserved: held.reserved,
@@ -172,6 +181,7 @@ impl LockDetail {
         let grow = |time: &mut Option<u64>| *time = time.map(|time| time.saturating_add(later));
         if let Some(held) = &mut self.lock.held {
             grow(&mut held.held_ms);
+            grow(&mut held.free_ms);
             held.lapses_within_ms = held.lapses_within_ms.map(|left| left.saturating_sub(later));
         }
         self.lock.waiters.iter_mut().for_each(|waiter| grow(&mut waiter.waited_ms));
@@ -202,8 +212,10 @@ impl PastView {
                 End::Lapsed => "lapsed",
                 End::Evicted => "evicted",
             },
-            evicted_by: past.evicted.as_ref().map(|evicted| evicted.by.clone()),
-            reason: past.evicted.as_ref().map(|evicted| evicted.reason.clone()),
+            evicted: past
+                .evicted
+                .as_ref()
+                .map(|why| EvictionView { by: why.by.clone(), reason: why.reason.clone() }),
         }
     }
 }

@@ -146,6 +146,10 @@ impl Error {
             error = error.with_help(
                 "leasehold never takes over a lock of another client; find out which client wrote it",
             );
+        } else if held.is_by_this_process() && !held.reserved {
+            error = error.with_help(
+                "this process itself holds the lock: a task that waits for a lock it holds waits for itself",
+            );
         } else if let Some(left) = held.lapses_within.map(whole_seconds) {
             error = error.with_help(if held.in_cooldown {
                 format!("the cooldown ends in <= {left}s")

@@ -9,7 +9,16 @@
 :mod:`leasehold_locks.aio` is the same interface for asyncio.
 """
 
-from ._errors import AgentError, ForkedError, LeaseholdError, LockHeld, LockLeftOpen, LockLost, StoreError
+from ._errors import (
+    AgentError,
+    DeadlockError,
+    ForkedError,
+    LeaseholdError,
+    LockHeld,
+    LockLeftOpen,
+    LockLost,
+    StoreError,
+)
 from ._locker import Locker
 from ._locks import Election, Guard, Holding, Lock, RwLock
 from ._objects import Object, open_object
@@ -19,6 +28,7 @@ from ._types import (
     AlreadyRan,
     Capabilities,
     Duration,
+    Eviction,
     Finding,
     Holder,
     HolderInfo,
@@ -36,8 +46,10 @@ __all__ = [
     "AgentError",
     "AlreadyRan",
     "Capabilities",
+    "DeadlockError",
     "Duration",
     "Election",
+    "Eviction",
     "Finding",
     "ForkedError",
     "Guard",

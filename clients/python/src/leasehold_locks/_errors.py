@@ -6,7 +6,16 @@ from typing import Any
 
 from ._types import Holder, HolderInfo
 
-__all__ = ["AgentError", "ForkedError", "LeaseholdError", "LockHeld", "LockLeftOpen", "LockLost", "StoreError"]
+__all__ = [
+    "AgentError",
+    "DeadlockError",
+    "ForkedError",
+    "LeaseholdError",
+    "LockHeld",
+    "LockLeftOpen",
+    "LockLost",
+    "StoreError",
+]
 
 
 class LeaseholdError(Exception):
@@ -70,6 +79,10 @@ class StoreError(LeaseholdError):
         super().__init__(message, help)
         self.kind = kind
         self.maybe_applied = maybe_applied
+
+
+class DeadlockError(LeaseholdError, RuntimeError):
+    """The thread or task holds this lock in a block, and would wait for itself forever."""
 
 
 class AgentError(StoreError):

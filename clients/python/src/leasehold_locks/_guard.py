@@ -19,6 +19,8 @@ class BaseGuard:
 
     _agent: Agent
     _hold: Hold
+    #: Whether the thread or task that acquired the lock is in a block that ends with the hold.
+    in_block = False
 
     def __init__(self, agent: Agent, hold: Hold) -> None:
         self._agent = agent

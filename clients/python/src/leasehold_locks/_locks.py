@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
+from . import _nested
 from ._base import BaseLock, Entered
 from ._call import Call, begin, call
 from ._errors import LockHeld, LockLost, StoreError
@@ -84,6 +85,7 @@ class Guard(BaseGuard):
         return str(expect(request.next(ANSWER_TIMEOUT), "ticket")["ticket"])
 
     def __enter__(self) -> Guard:
+        self.in_block = True
         return self
 
     def __exit__(
@@ -137,7 +139,10 @@ class Lock(BaseLock[Guard]):
 
         For ``context``, see :meth:`hold`.
         """
-        return self._acquired(self._settings.request("acquire", within(timeout, context)))
+        fields = self._settings.request("acquire", within(timeout, context))
+        if fields.get("wait_ms") != 0:
+            _nested.forbid(self._settings)
+        return self._acquired(fields)
 
     def try_acquire(self) -> Guard | None:
         """Acquires the lock if it is free now. Returns ``None`` if another holder has it.
@@ -157,7 +162,9 @@ class Lock(BaseLock[Guard]):
         request = begin(fields)
         limit = None if (allowed := longest(fields)) is None else allowed + ANSWER_TIMEOUT
         expect(request.next(limit), "held")
-        return Guard(request.agent, request.hold)
+        guard = Guard(request.agent, request.hold)
+        _nested.remember(self._settings, guard)
+        return guard
 
     # The interface of threading.Lock.
 
@@ -190,6 +197,7 @@ class Lock(BaseLock[Guard]):
 
     def __enter__(self) -> Lock:
         self.acquire()
+        self._held.latest().in_block = True
         return self
 
     def __exit__(
@@ -218,6 +226,7 @@ class Holding:
         guard = self._lock.guard(self._timeout, context=self._context)
         if self._on_lost is not None:
             guard.on_lost(self._on_lost)
+        guard.in_block = True
         self._entered.add(guard)
         return guard
 

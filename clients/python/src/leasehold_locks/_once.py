@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from . import _nested
 from ._call import begin
 from ._hold import Message
 from ._locks import Guard
@@ -21,6 +22,7 @@ class Once(Generic[T]):
 
     def __init__(self, settings: LockSettings, period: Duration, timeout: Duration | None, nowait: bool) -> None:
         self._period = period
+        self._settings = settings
         more: Message = {"period_ms": milliseconds(period, "per")}
         if nowait:
             more["nowait"] = True
@@ -40,12 +42,17 @@ class Once(Generic[T]):
         return Ran(value)
 
     def _begin(self) -> Guard | AlreadyRan:
+        if self._request.get("wait_ms") != 0 and "nowait" not in self._request:
+            _nested.forbid(self._settings)
         request = begin(self._request)
         message = request.next()
         if message["ev"] == "already_ran":
             return AlreadyRan.of(message)
         expect(message, "held")
-        return Guard(request.agent, request.hold)
+        guard = Guard(request.agent, request.hold)
+        guard.in_block = True
+        _nested.remember(self._settings, guard)
+        return guard
 
 
 class OnceDecorator:

@@ -11,6 +11,7 @@ __all__ = [
     "AlreadyRan",
     "Capabilities",
     "Duration",
+    "Eviction",
     "Finding",
     "Holder",
     "HolderInfo",
@@ -92,6 +93,8 @@ class HolderInfo:
     token: int | None = None
     #: For how many seconds the holder has had the lock.
     held_for: float | None = None
+    #: If the lock is reserved: for how many seconds it has been free.
+    free_for: float | None = None
     #: If the holder is dead, its lease ends within this many seconds.
     lapses_within: float | None = None
     #: The lock is in its cooldown. No process holds it.
@@ -111,6 +114,7 @@ class HolderInfo:
             holder=Holder.of(fields.get("holder")),
             token=_token(fields.get("token")),
             held_for=_seconds(fields.get("held_ms")),
+            free_for=_seconds(fields.get("free_ms")),
             lapses_within=_seconds(fields.get("lapses_within_ms")),
             in_cooldown=bool(fields.get("in_cooldown")),
             reserved=bool(fields.get("reserved")),
@@ -130,6 +134,18 @@ class Waiter:
 
 
 @dataclass(frozen=True)
+class Eviction:
+    """Who evicted a holder, and why. Another machine wrote these texts."""
+
+    by: str
+    reason: str
+
+    @staticmethod
+    def of(fields: dict[str, Any] | None) -> Eviction | None:
+        return None if fields is None else Eviction(str(fields.get("by", "")), str(fields.get("reason", "")))
+
+
+@dataclass(frozen=True)
 class PastGrant:
     """A grant that has ended."""
 
@@ -139,6 +155,8 @@ class PastGrant:
     from_us: int | None
     until_us: int | None
     holder: Holder | None
+    #: Who evicted the holder and why, if it was evicted and the store knows.
+    evicted: Eviction | None = None
 
 
 @dataclass(frozen=True)
@@ -172,6 +190,7 @@ class Status:
                     past.get("from_us"),
                     past.get("until_us"),
                     Holder.of(past.get("holder")),
+                    Eviction.of(past.get("evicted")),
                 )
                 for past in fields.get("history") or []
             ),

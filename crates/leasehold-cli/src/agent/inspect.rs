@@ -8,7 +8,7 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use leasehold::clock::timeout;
 use leasehold::doctor::Examination;
 use leasehold::lease::{Evicted, PastGrant, Ttl, Waiter};
-use leasehold::{HolderInfo, Leader, LockName, OncePer, State, Status, Swept};
+use leasehold::{Eviction, HolderInfo, Leader, LockName, OncePer, State, Status, Swept};
 use serde_json::{Value, json};
 
 use super::fields::{Fields, missing};
@@ -54,11 +54,12 @@ pub(super) fn read(
             wait_free(session, id, store, lock, limit, report).boxed()
         }
         "break" => {
-            let (lock, token) = (fields.lock()?, fields.token("token")?);
+            let (lock, token, reason) = (fields.lock()?, fields.token("token")?, fields.text("reason")?);
             fields.finish(operation)?;
             let token = token.ok_or_else(|| missing("token"))?;
+            let why = Eviction::by_this_process(reason.as_deref().unwrap_or_default());
             async move {
-                let evicted = session.stores.open(store).await?.evict(&lock, token).await?;
+                let evicted = session.stores.open(store).await?.evict_for(&lock, token, &why).await?;
                 answer("broken", json!({ "was_held": evicted == Evicted::Evicted }))
             }
             .boxed()
@@ -126,6 +127,7 @@ fn status_fields(status: &Status) -> Value {
             "from_us": past.from_us,
             "until_us": past.until_us,
             "holder": past.holder,
+            "evicted": past.evicted,
         })
     };
     json!({

@@ -112,7 +112,8 @@ pub(super) fn held_by(held: &HolderInfo) -> Value {
     json!({
         "holder": held.holder,
         "token": digits(held.token),
-        "held_ms": held.held_for.filter(|_| !held.reserved).map(ms),
+        "held_ms": held.held_for.map(ms),
+        "free_ms": held.free_for.map(ms),
         "lapses_within_ms": held.lapses_within.map(ms),
         "in_cooldown": held.in_cooldown,
         "reserved": held.reserved,

@@ -1,6 +1,6 @@
 //! `leasehold break LOCK --token N`: evicts the holder with this token, by compare-and-set.
 
-use leasehold::{Evicted, Eviction, Holder, Token};
+use leasehold::{Evicted, Eviction, Token};
 use serde_json::Value;
 
 use crate::args::BreakArgs;
@@ -14,9 +14,7 @@ pub(super) async fn break_(context: &Context, args: BreakArgs) -> Result<u8, Fai
     let token = Token::try_from(args.token).map_err(Failure::bad_argument)?;
     let store = context.store()?;
     let locker = context::open(&store).await?;
-    let who = Holder::this_process();
-    let by = format!("{}@{}", who.name, who.host);
-    let why = Eviction::new(&by, args.reason.as_deref().unwrap_or_default());
+    let why = Eviction::by_this_process(args.reason.as_deref().unwrap_or_default());
     if locker.evict_for(&name, token, &why).await? == Evicted::Changed {
         let (lock, flag) = (human::quoted(name.as_str()), context::store_flag(&store));
         return Err(Failure::new(

@@ -24,10 +24,13 @@ pub(crate) fn error(failure: &Failure, colors: bool) -> String {
 /// in line, behind bob@ci-8 pid 77`.
 pub(crate) fn waiting(name: &str, held: &HolderInfo) -> String {
     let mut text = format!("for {name}: {}", holder(held));
-    let (age, left) = if held.reserved { ("free for", "reserved for <=") } else { ("held", "lease <=") };
     if let Some(time) = held.held_for {
-        let _ = write!(text, ", {age} {}", span(time));
+        let _ = write!(text, ", held {}", span(time));
     }
+    if let Some(time) = held.free_for {
+        let _ = write!(text, ", free for {}", span(time));
+    }
+    let left = if held.reserved { "reserved for <=" } else { "lease <=" };
     if let Some(within) = held.lapses_within {
         let _ = write!(text, ", {left} {}", span_up(within));
     }
@@ -140,6 +143,9 @@ pub(crate) fn lock(status: &Status) -> String {
         }
         if let Some(age) = held.held_for {
             row("held", span(age));
+        }
+        if let Some(age) = held.free_for {
+            row("free", span(age));
         }
         if let Some(left) = held.lapses_within {
             row("lease", format!("<= {}", span_up(left)));

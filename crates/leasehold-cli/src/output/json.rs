@@ -98,13 +98,14 @@ pub(crate) fn object(kind: &str, name: &LockName) -> Map<String, Value> {
 fn add_holder(object: &mut Map<String, Value>, held: &HolderInfo) {
     object.insert("holder".into(), json!(held.holder));
     object.insert("token".into(), json!(held.token));
-    object.insert("held_ms".into(), json!(held.held_for.filter(|_| !held.reserved).map(ms)));
+    object.insert("held_ms".into(), json!(held.held_for.map(ms)));
     object.insert("lapses_within_ms".into(), json!(held.lapses_within.map(ms)));
     if let Some(foreign) = &held.foreign {
         object.insert("foreign".into(), json!(foreign));
     }
     if held.reserved {
         object.insert("reserved".into(), true.into());
+        object.insert("free_ms".into(), json!(held.free_for.map(ms)));
     }
     if let Some(ahead) = held.ahead {
         object.insert("ahead".into(), ahead.into());

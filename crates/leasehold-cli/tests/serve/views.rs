@@ -149,7 +149,7 @@ fn an_eviction_needs_both_tokens_and_a_reason() {
     let state = server.state("x");
     let past = &state["history"][0];
     assert_eq!(
-        (&past["end"], &past["reason"], &past["evicted_by"]),
+        (&past["end"], &past["evicted"]["reason"], &past["evicted"]["by"]),
         (&json!("evicted"), &json!("it hangs"), &json!("operator"))
     );
 }

@@ -125,8 +125,8 @@ fn entries(app: &App, arrival: &Arrival, locks: &[LockDetail]) -> Vec<Entry> {
 
 /// Returns why the holder was evicted and by whom, if the store has recorded it.
 fn why_evicted(past: &PastView) -> Option<String> {
-    let reason = past.reason.as_deref()?;
-    Some(format!("{reason} (by {})", past.evicted_by.as_deref().unwrap_or("unknown")))
+    let why = past.evicted.as_ref()?;
+    Some(format!("{} (by {})", why.reason, why.by))
 }
 
 fn content(app: &App, arrival: &Arrival, reading: &Reading) -> Markup {

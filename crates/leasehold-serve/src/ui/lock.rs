@@ -245,8 +245,10 @@ fn past(history: &[PastView]) -> Markup {
                         td role="cell" class="num" data-label="Held for" { (grant_ms(past).map_or("–".to_owned(), took)) }
                         td role="cell" data-label="End" {
                             (ended(past.end))
-                            @if let Some(by) = &past.evicted_by { " " span class="muted" { "by " (text(by)) } }
-                            @if let Some(reason) = &past.reason { span class="note" { (text(reason)) } }
+                            @if let Some(why) = &past.evicted {
+                                " " span class="muted" { "by " (text(&why.by)) }
+                                @if !why.reason.is_empty() { span class="note" { (text(&why.reason)) } }
+                            }
                         }
                     }
                 }

@@ -120,9 +120,10 @@ pub struct HolderInfo {
     pub holder: Option<Holder>,
     /// The fencing token.
     pub token: Option<Token>,
-    /// How long the lock has been held, on the store's clock. If the lock is [reserved](Self::reserved), how long it
-    /// has been free.
+    /// How long the lock has been held, on the store's clock. `None` if it is [reserved](Self::reserved).
     pub held_for: Option<Duration>,
+    /// If the lock is [reserved](Self::reserved), how long it has been free, on the store's clock, if known.
+    pub free_for: Option<Duration>,
     /// How much longer the lease can last unless it is renewed.
     pub lapses_within: Option<Duration>,
     /// Whether the lock is in a cooldown: it was released with a cooldown
@@ -148,6 +149,13 @@ impl HolderInfo {
     /// [`Lock::for_ticket`](crate::Lock::for_ticket).
     pub fn is_by_ticket(&self) -> bool {
         self.holder.as_ref().is_some_and(|holder| holder.pid == 0 && !holder.is_foreign())
+    }
+
+    /// Returns whether this process itself holds the lock, as far as the holder's host and process id tell. In
+    /// containers, two processes can have the same.
+    pub fn is_by_this_process(&self) -> bool {
+        let this = Holder::this_process();
+        self.holder.as_ref().is_some_and(|holder| holder.pid == this.pid && holder.host == this.host)
     }
 }
 

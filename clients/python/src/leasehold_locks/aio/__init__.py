@@ -10,7 +10,7 @@ If the lock is lost, the body is cancelled as by :func:`asyncio.timeout`, and th
 release is cancelled, the release continues.
 """
 
-from .._errors import AgentError, ForkedError, LeaseholdError, LockHeld, LockLost, StoreError
+from .._errors import AgentError, DeadlockError, ForkedError, LeaseholdError, LockHeld, LockLost, StoreError
 from .._types import AlreadyRan, Ran
 from ._locker import Locker
 from ._locks import Election, Guard, Holding, Lock, RwLock
@@ -20,6 +20,7 @@ from ._once import Once, OnceDecorator
 __all__ = [
     "AgentError",
     "AlreadyRan",
+    "DeadlockError",
     "Election",
     "ForkedError",
     "Guard",

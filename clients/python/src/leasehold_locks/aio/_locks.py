@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any
 
+from .. import _nested
 from .._base import BaseLock, Entered
 from .._errors import LockHeld, LockLost, StoreError
 from .._guard import BaseGuard, log
@@ -83,6 +84,7 @@ class Guard(BaseGuard):
             raise RuntimeError("a lock is held by a task")
         loop = asyncio.get_running_loop()
         self._task = task
+        self.in_block = True
         self._cancelling = _cancelling(task)
 
         # A guard that is no longer used must be garbage collected, which releases it.
@@ -171,7 +173,10 @@ class Lock(BaseLock[Guard]):
 
         For ``context``, see :meth:`hold`.
         """
-        return await self._acquired(self._settings.request("acquire", within(timeout, context)))
+        fields = self._settings.request("acquire", within(timeout, context))
+        if fields.get("wait_ms") != 0:
+            _nested.forbid(self._settings)
+        return await self._acquired(fields)
 
     async def try_acquire(self) -> Guard | None:
         """Acquires the lock if it is free now. Returns ``None`` if another holder has it."""
@@ -184,7 +189,9 @@ class Lock(BaseLock[Guard]):
         request = await begin(fields)
         limit = None if (allowed := longest(fields)) is None else allowed + ANSWER_TIMEOUT
         expect(await request.next(limit), "held")
-        return Guard(request.agent, request.hold)
+        guard = Guard(request.agent, request.hold)
+        _nested.remember(self._settings, guard)
+        return guard
 
     # The interface of asyncio.Lock.
 

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from .. import _nested
 from .._hold import Message
 from .._requests import LockSettings, expect
 from .._types import AlreadyRan, Duration, Ran, milliseconds
@@ -21,6 +22,7 @@ class Once(Generic[T]):
 
     def __init__(self, settings: LockSettings, period: Duration, timeout: Duration | None, nowait: bool) -> None:
         self._period = period
+        self._settings = settings
         more: Message = {"period_ms": milliseconds(period, "per")}
         if nowait:
             more["nowait"] = True
@@ -28,6 +30,8 @@ class Once(Generic[T]):
 
     async def run(self, job: Callable[[], Awaitable[T]]) -> Ran[T] | AlreadyRan:
         """Runs ``job`` unless it already ran in this period. The job is cancelled if the lock is lost."""
+        if self._request.get("wait_ms") != 0 and "nowait" not in self._request:
+            _nested.forbid(self._settings)
         request = await begin(self._request)
         message = await request.next()
         if message["ev"] == "already_ran":
@@ -35,6 +39,7 @@ class Once(Generic[T]):
         expect(message, "held")
         guard = Guard(request.agent, request.hold)
         guard._enter()
+        _nested.remember(self._settings, guard)
         try:
             value = await job()
         except BaseException as error:

@@ -253,11 +253,22 @@ impl Cluster {
         counted
     }
 
+    /// Reads again if the server resets the connection, which it does under load.
     async fn metrics(&self, n: usize) -> String {
-        let mut connection = TcpStream::connect(&self.members[n].clients).await.unwrap();
-        connection.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n").await.unwrap();
-        let mut answer = String::new();
-        connection.read_to_string(&mut answer).await.unwrap();
-        answer
+        let read = async || {
+            let mut connection = TcpStream::connect(&self.members[n].clients).await?;
+            connection.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n").await?;
+            let mut answer = String::new();
+            connection.read_to_string(&mut answer).await?;
+            Ok::<_, std::io::Error>(answer)
+        };
+        let mut failures = 0;
+        loop {
+            match read().await {
+                Ok(answer) => return answer,
+                Err(error) if failures == 20 => panic!("etcd's metrics cannot be read: {error}"),
+                Err(_) => failures += 1,
+            }
+        }
     }
 }

@@ -98,7 +98,9 @@ impl RegisterLeases {
         let unchanged_for = reading.unchanged_for(reading.at);
         let state = rules::state(reading.found.as_ref(), unchanged_for, self.store_time(), self.rules);
         match (state, &reading.observation) {
-            (lease::State::Held(first), _) => Err(HolderInfo { reserved: true, ..first }),
+            (lease::State::Held(first), _) => {
+                Err(HolderInfo { reserved: true, held_for: None, ..first })
+            }
             (_, Some(Observation { record, .. })) if record.awaited => {
                 self.front_of_line(claim, queue, record, unchanged_for).await.map(drop)
             }
@@ -131,7 +133,7 @@ impl RegisterLeases {
             Some(first) if available_for < grace => Err(HolderInfo {
                 holder: Some(first.holder.clone()),
                 token: Some(record.token),
-                held_for: Some(available_for),
+                free_for: Some(available_for),
                 lapses_within: Some(grace - available_for),
                 reserved: true,
                 ahead: number.map(|_| before.len()),

@@ -170,6 +170,7 @@ struct HeldBy {
     holder: Option<Person>,
     token: Option<Token>,
     held_ms: Option<u64>,
+    free_ms: Option<u64>,
     lapses_within_ms: Option<u64>,
     #[serde(default)]
     in_cooldown: bool,
@@ -187,6 +188,7 @@ impl HeldBy {
             last_holder,
             token: self.token,
             held_for: self.held_ms.map(Duration::from_millis),
+            free_for: self.free_ms.map(Duration::from_millis),
             // The server rounded the time down.
             lapses_within: self.lapses_within_ms.map(|ms| Duration::from_millis(ms.saturating_add(1))),
             in_cooldown: self.in_cooldown,
@@ -235,8 +237,13 @@ struct Past {
     from_us: Option<u64>,
     until_us: Option<u64>,
     end: Ending,
-    evicted_by: Option<String>,
-    reason: Option<String>,
+    evicted: Option<EvictedFor>,
+}
+
+#[derive(Debug, Deserialize)]
+struct EvictedFor {
+    by: String,
+    reason: String,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -249,7 +256,6 @@ enum Ending {
 
 impl Past {
     fn grant(self) -> PastGrant {
-        let evicted = self.evicted_by.map(|by| Eviction::new(&by, &self.reason.unwrap_or_default()));
         PastGrant {
             token: self.token,
             grant: self.claim,
@@ -261,7 +267,7 @@ impl Past {
                 Ending::Lapsed => End::Lapsed,
                 Ending::Evicted => End::Evicted,
             },
-            evicted,
+            evicted: self.evicted.map(|why| Eviction::new(&why.by, &why.reason)),
         }
     }
 }
@@ -275,7 +281,7 @@ mod tests {
     const HELD: &str = r#"{"lock":"a","state":"held","token":7,"held":{"holder":{"name":"alice","host":"h","pid":3,
         "note":"n"},"token":7,"held_ms":5,"lapses_within_ms":9,"in_cooldown":false,"reserved":false},"waiters":[{"holder":
         {"name":"bob","host":"h","pid":4},"waited_ms":2}],"history":[{"token":6,"claim":"00112233445566778899aabbccddeeff",
-        "holder":{"name":"eve","host":"h","pid":5},"from_us":1,"until_us":2,"end":"evicted","evicted_by":"root","reason":"r"}],
+        "holder":{"name":"eve","host":"h","pid":5},"from_us":1,"until_us":2,"end":"evicted","evicted":{"by":"root","reason":"r"}}],
         "more":1}"#;
 
     fn name() -> LockName {

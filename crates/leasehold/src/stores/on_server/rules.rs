@@ -75,7 +75,7 @@ pub(in super::super) fn reserved(claim: &Claim, record: &Record) -> Option<Holde
     (!record.is_live && !left.is_zero()).then(|| HolderInfo {
         holder: Some(first.holder.clone()),
         token: record.token,
-        held_for: Some(available),
+        free_for: Some(available),
         lapses_within: Some(left),
         reserved: true,
         ..HolderInfo::default()

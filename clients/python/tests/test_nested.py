@@ -1,0 +1,105 @@
+"""Tests threads and tasks that ask for a lock that they hold."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import pytest
+
+from conftest import LIMIT
+from leasehold_locks import DeadlockError, Locker, LockHeld, aio
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        lambda locker: locker.lock("x").hold(),
+        lambda locker: locker.lock("x"),
+        lambda locker: locker.lock("x").guard(),
+        lambda locker: locker.election("x").hold(),
+    ],
+)
+def test_a_thread_that_waits_for_itself_is_refused(
+    locker: Locker, block: Callable[[Locker], AbstractContextManager[object]]
+) -> None:
+    with block(locker):
+        for again in (lambda: locker.lock("x").guard(), lambda: locker.lock("x").acquire(timeout=LIMIT)):
+            with pytest.raises(DeadlockError, match="this thread holds `x`"):
+                again()
+        with pytest.raises(DeadlockError):
+            locker.once("x", per=60).run(lambda: None)
+        assert locker.lock("x").try_acquire() is None
+        with pytest.raises(LockHeld, match="this process itself holds the lock"):
+            locker.lock("x").guard(timeout=0)
+    locker.lock("x").guard().release()
+
+
+def test_a_job_that_waits_for_itself_is_refused(locker: Locker) -> None:
+    with pytest.raises(DeadlockError):
+        locker.once("x", per=60).run(lambda: locker.once("x", per=60).run(lambda: None))
+
+
+def test_a_block_whose_lock_was_released_waits_for_nothing(locker: Locker) -> None:
+    with locker.lock("x").hold() as guard:
+        guard.release()
+        with locker.lock("x").hold():
+            pass
+
+
+def test_readers_and_permits_are_counted(locker: Locker) -> None:
+    rw, two = locker.rw_lock("rw"), locker.semaphore("two", 2)
+    with rw.shared.hold(), rw.shared.hold(), pytest.raises(DeadlockError):
+        rw.exclusive.guard()
+    with two.hold(), two.hold(), pytest.raises(DeadlockError):
+        two.guard()
+
+
+def test_another_thread_waits_as_usual(locker: Locker) -> None:
+    waits, done = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        waits.set()
+        with locker.lock("x").hold():
+            done.set()
+
+    with locker.lock("x").hold():
+        thread = threading.Thread(target=wait)
+        thread.start()
+        assert waits.wait(LIMIT)
+    thread.join(LIMIT)
+    assert done.is_set()
+
+
+def test_a_guard_that_another_thread_may_release_is_a_warning(
+    locker: Locker, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard = locker.lock("x").guard()
+    timer = threading.Timer(0.1, guard.release)
+    timer.start()
+    locker.lock("x").guard(timeout=LIMIT).release()
+    timer.join()
+    assert "waits for itself" in caplog.text
+
+
+def test_a_task_that_waits_for_itself_is_refused(url: str) -> None:
+    async def run() -> None:
+        locker = aio.Locker(url)
+
+        async def other() -> None:
+            async with locker.lock("x").hold():
+                pass
+
+        async with locker.lock("x").hold():
+            with pytest.raises(DeadlockError, match="this task holds `x`"):
+                await locker.lock("x").guard()
+            waiting = asyncio.create_task(other())
+            await asyncio.sleep(0)
+        await waiting
+        async with locker.lock("x").hold():
+            with pytest.raises(DeadlockError):
+                await locker.once("x", per=60).run(other)
+
+    asyncio.run(run())

@@ -1,0 +1,34 @@
+// Detects work that waits for a lock which it runs under.
+
+import { AsyncLocalStorage } from "node:async_hooks";
+import { DeadlockError } from "./errors.js";
+import type { Guard } from "./guard.js";
+import type { Message } from "./message.js";
+
+/** A lock that is held or wanted: its store, its name, and the fields that make it a semaphore or a shared lock. */
+export interface Claim {
+  readonly store: string | undefined;
+  readonly name: string;
+  readonly mode: Message;
+}
+
+const blocks = new AsyncLocalStorage<readonly { readonly claim: Claim; readonly guard: Guard }[]>();
+
+/** Runs work under a guard. */
+export function inBlock<T>(claim: Claim, guard: Guard, work: () => T): T {
+  return blocks.run([...(blocks.getStore() ?? []), { claim, guard }], work);
+}
+
+/** Throws {@link DeadlockError} if the caller runs under this lock, and so would wait for itself. */
+export function forbidNested(wanted: Claim): void {
+  const held = (blocks.getStore() ?? []).filter(({ claim, guard }) => guard.held && excludes(claim, wanted));
+  if (held.length < Number(wanted.mode["permits"] ?? 1)) return;
+  throw new DeadlockError(`this work holds ${JSON.stringify(wanted.name)} and would wait for itself`, [
+    "a lock is not reentrant: pass the guard to the inner function instead",
+  ]);
+}
+
+function excludes(held: Claim, wanted: Claim): boolean {
+  const shared = held.mode["mode"] === "shared" && wanted.mode["mode"] === "shared";
+  return held.store === wanted.store && held.name === wanted.name && !shared;
+}
