@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use leasehold::clock::{Clock, SystemClock};
 use leasehold::error::StoreError;
 use leasehold::lease::{
     AcquireOutcome, Claim, Evicted, Grant, HolderInfo, LeaseStore, Released, Renewal, State, Token, Ttl,
@@ -472,6 +473,87 @@ async fn a_long_lease_is_refused_once_a_replica_connects() {
     assert_eq!(error.fault().kind, ErrorKind::Invalid, "{error}");
     let outcome = store.try_acquire(&claim(45)).await.unwrap();
     assert!(matches!(outcome, AcquireOutcome::Held(_)), "the grace covers this lease: {outcome:?}");
+}
+
+/// Returns the key of the record about the server.
+fn epoch(url: &str) -> String {
+    key(url, "//leasehold/epoch")
+}
+
+/// Starts a primary with a replica, whose grace after the start is over.
+async fn pair(options: &str, max_lag: &str) -> ([(Launched, String, TempDir); 2], Arc<dyn LeaseStore>) {
+    let primary = server(&RedisServer::KEEPING, options).await;
+    let replica = server(&RedisServer::KEEPING, "").await;
+    replicate(&replica.1, Some(primary.0.address())).await;
+    answers(&primary.1, &["INFO", "replication"], |info| info.contains("state=online")).await;
+    for setting in [["min-replicas-to-write", "1"], ["min-replicas-max-lag", max_lag]] {
+        redis_cli(&primary.1, &["CONFIG", "SET", setting[0], setting[1]]).await;
+    }
+    let store = open(&primary.1).await;
+    let outcome = store.try_acquire(&claim_of(&*store, "first", Ttl::MIN)).await.unwrap();
+    assert!(matches!(outcome, AcquireOutcome::Held(_)), "the grace is not over: {outcome:?}");
+    redis_cli(&primary.1, &["HSET", &epoch(&primary.1), "since", "1"]).await;
+    ([primary, replica], store)
+}
+
+#[tokio::test]
+async fn the_grace_must_cover_the_real_lag_of_replicas() {
+    let (_servers, store) = pair("margin=0s&failover_grace=21s", "20").await;
+    let error = store.try_acquire(&claim_of(&*store, "lock", Duration::from_secs(5))).await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Invalid, "{error}");
+    assert!(error.to_string().contains("22s for the lag"), "{error}");
+}
+
+/// The limit of the server may be unknown to the client, or be raised while it is connected.
+#[tokio::test]
+async fn a_primary_that_is_cut_off_renews_only_within_the_lag_that_counts() {
+    let ([primary, replica], store) = pair("margin=0s&failover_grace=60s", "1").await;
+    let claim = claim_of(&*store, "lock", Duration::from_secs(30));
+    let mut grant = granted_to(&*store, &claim).await;
+    assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+    redis_cli(&primary.1, &["CONFIG", "SET", "min-replicas-max-lag", "3600"]).await;
+    let refused = within("a refusal", async {
+        loop {
+            if let Err(error) = store.renew(&mut grant).await {
+                break error;
+            }
+            // The server measures the lag in whole seconds.
+            SystemClock.sleep(Duration::from_millis(100)).await;
+        }
+    });
+    let refused = tokio::select! {
+        refused = refused => refused,
+        _ = replica.0.stop(HOUR) => unreachable!("the replica is stopped for an hour"),
+    };
+    assert!(refused.to_string().contains("NOREPLICAS"), "{refused}");
+    let other = claim_of(&*store, "other", Ttl::MIN);
+    assert!(store.try_acquire(&other).await.unwrap_err().to_string().contains("NOREPLICAS"));
+}
+
+/// The server reports how long it has been running in whole seconds, which can be almost a second too long.
+#[tokio::test]
+async fn the_grace_begins_when_the_server_starts_and_not_before() {
+    let fraction_us = || SystemClock.now().wall_us() % 1_000_000;
+    SystemClock.sleep(Duration::from_micros(1_600_000 - fraction_us())).await;
+    let before_us = SystemClock.now().wall_us();
+    let (_server, url, _folder) = server(&RedisServer::KEEPING, "margin=0s&failover_grace=60s").await;
+    let store = open(&url).await;
+    SystemClock.sleep(Duration::from_micros(1_000_000 - fraction_us())).await;
+    refused(&*store).await;
+    let since_us: u64 = redis_cli(&url, &["HGET", &epoch(&url), "since"]).await.trim().parse().unwrap();
+    assert!(since_us >= before_us, "{since_us} is before {before_us}");
+}
+
+#[tokio::test]
+async fn a_grace_that_began_ahead_of_the_clock_begins_now() {
+    let (_server, url, _folder) = server(&RedisServer::KEEPING, "margin=0s&failover_grace=60s").await;
+    let store = open(&url).await;
+    refused(&*store).await;
+    let ahead = SystemClock.now().wall_us() + 3_600_000_000;
+    redis_cli(&url, &["HSET", &epoch(&url), "since", &ahead.to_string()]).await;
+    assert!(refused(&*store).await.lapses_within.unwrap() <= Duration::from_secs(60));
+    let since_us: u64 = redis_cli(&url, &["HGET", &epoch(&url), "since"]).await.trim().parse().unwrap();
+    assert!(since_us <= SystemClock.now().wall_us(), "otherwise the grace would never end");
 }
 
 #[tokio::test]

@@ -107,10 +107,10 @@ impl TestStore for Redis {
                 options: "margin=0s&failover_grace=3s",
                 ..Scenario::store("redis-forgetting", chaos::forgetting, FAULTS)
             },
-            // Ten seconds of the grace period are for a primary that was stopped. It renews leases until it notices
+            // Twelve seconds of the grace period are for a primary that was stopped. It renews leases until it notices
             // that it was replaced.
             Scenario {
-                options: "margin=0s&failover_grace=13s",
+                options: "margin=0s&failover_grace=15s",
                 ..Scenario::store("redis-sentinel", sentinel::start, FAULTS)
             },
         ];

@@ -41,6 +41,8 @@ pub(super) async fn examine(store: &dyn LeaseStore, prefix: &str, examination: &
 struct Patient<'a> {
     store: &'a dyn LeaseStore,
     prefix: &'a str,
+    /// The ttl of the claims.
+    ttl: Ttl,
     thorough: bool,
     holder: Holder,
     taken: Vec<LockName>,
@@ -66,6 +68,7 @@ impl<'a> Patient<'a> {
         Self {
             store,
             prefix,
+            ttl: examination.ttl,
             thorough: examination.thorough,
             holder: Holder { note, ..Holder::this_process() },
             taken: Vec::new(),
@@ -76,6 +79,9 @@ impl<'a> Patient<'a> {
 
     async fn examine(&mut self) -> Step<()> {
         let lock = self.name("lock")?;
+        if self.ttl < Ttl::DEFAULT {
+            self.short_leases_are_granted().await?;
+        }
         let first = self.excludes(&lock).await?;
         let first = self.is_seen(first).await?;
         let second = self.is_freed(first).await?;
@@ -92,7 +98,7 @@ impl<'a> Patient<'a> {
     }
 
     fn claim(&self, name: &LockName) -> Claim {
-        Claim::new(self.store.env(), name.clone(), Ttl::DEFAULT, self.holder.clone())
+        Claim::new(self.store.env(), name.clone(), self.ttl, self.holder.clone())
     }
 
     fn pass(&mut self, check: &'static str, seen: impl Into<String>) {
@@ -107,6 +113,25 @@ impl<'a> Patient<'a> {
             Ok(Answer::Lost(loss)) => Err(Finding::failed(check, format!("a first claim was lost: {loss}"))),
             Err(error) => Err(stopped(check, &error)),
         }
+    }
+
+    /// Checks that the store grants leases of a ttl that is shorter than the default. The other checks then use the
+    /// default, because a short lease could end between two of their requests, unless the store refuses the default.
+    async fn short_leases_are_granted(&mut self) -> Step<()> {
+        const CHECK: &str = "grant";
+        let name = self.name("ttl")?;
+        let mut grant = self.granted(CHECK, &name).await?;
+        self.store.release(&mut grant, None).await.map_err(|error| stopped(CHECK, &error))?;
+        let asked = std::mem::replace(&mut self.ttl, Ttl::DEFAULT);
+        match self.store.try_acquire(&self.claim(&name)).await {
+            Err(error) if error.fault().kind == ErrorKind::Invalid => self.ttl = asked,
+            Ok(Answer::Granted(mut grant)) => {
+                self.store.release(&mut grant, None).await.map_err(|error| stopped(CHECK, &error))?;
+            }
+            // The next checks examine this answer.
+            _ => {}
+        }
+        Ok(())
     }
 
     async fn excludes(&mut self, name: &LockName) -> Step<Grant> {

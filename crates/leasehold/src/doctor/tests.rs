@@ -13,7 +13,7 @@ use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
     AcquireOutcome as Answer, Capabilities, Claim, Evicted, Eviction, Grant, HolderInfo, Released, Renewal,
-    State, Status, StoreOptions, Token, Watch,
+    State, Status, StoreOptions, Token, Ttl, Watch,
 };
 use crate::locker::Locker;
 use crate::protocol::RegisterLeases;
@@ -53,6 +53,8 @@ enum Wrong {
     HidesFromListings,
     DeniesEvictions,
     IsDown,
+    /// Refuses leases of 30 s and more, as a short `failover_grace` does.
+    RefusesLongLeases,
 }
 
 /// Leases with a flaw.
@@ -103,6 +105,11 @@ impl LeaseStore for Bad {
         tokio::task::yield_now().await;
         let answer = self.good.try_acquire(claim).await;
         self.claims_at_once.fetch_sub(1, Ordering::SeqCst);
+        if self.is(Wrong::RefusesLongLeases) && claim.ttl >= Ttl::DEFAULT {
+            return Err(Fault::new(ErrorKind::Invalid, "too long")
+                .with_help("use a shorter ttl")
+                .not_applied());
+        }
         match answer? {
             Answer::Held(_) if self.is(Wrong::GrantsTwice) => Ok(self.granted_despite_holder(claim)),
             Answer::Held(_) if self.is(Wrong::GrantsOneTooMany) && at_once == 1 => {
@@ -227,6 +234,7 @@ async fn each_flaw_of_leases_fails_its_check() {
         (Wrong::HidesFromListings, None),
         (Wrong::DeniesEvictions, None),
         (Wrong::IsDown, Some("reachable")),
+        (Wrong::RefusesLongLeases, Some("grant")),
     ] {
         let store = Arc::new(bad(wrong));
         let report = Locker::new(store.clone()).examine(&Examination::default()).await;
@@ -249,6 +257,16 @@ async fn each_flaw_of_leases_fails_its_check() {
         if wrong == Wrong::HidesFromListings {
             assert_eq!(report.finding("listing").unwrap().verdict, CheckStatus::Warning);
         }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn leases_are_examined_with_the_ttl_in_question() {
+    for (seconds, is_safe) in [(1, true), (29, true), (30, false), (600, false)] {
+        let mut examination = Examination::default();
+        examination.ttl = Ttl::new(Duration::from_secs(seconds)).unwrap();
+        let report = Locker::new(Arc::new(bad(Wrong::RefusesLongLeases))).examine(&examination).await;
+        assert_eq!(report.is_safe(), is_safe, "{seconds}: {:#?}", report.findings);
     }
 }
 

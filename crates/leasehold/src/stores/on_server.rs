@@ -192,7 +192,7 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError>;
 
     /// See [`Diagnose::examine`].
-    async fn examine(&self) -> Examined;
+    async fn examine(&self, examination: &Examination) -> Examined;
 
     /// Closes the connections that the store keeps open.
     fn close(&self);
@@ -358,8 +358,9 @@ impl<L: ServerLeases> Diagnose for ServerStore<L> {
             .await?
     }
 
-    async fn examine(&self, _: &Examination) -> Examined {
-        self.0.run(|leases| async move { leases.examine().await }).await.unwrap_or_default()
+    async fn examine(&self, examination: &Examination) -> Examined {
+        let examination = examination.clone();
+        self.0.run(|leases| async move { leases.examine(&examination).await }).await.unwrap_or_default()
     }
 }
 

@@ -98,9 +98,7 @@ impl RegisterLeases {
         let unchanged_for = reading.unchanged_for(reading.at);
         let state = rules::state(reading.found.as_ref(), unchanged_for, self.store_time(), self.rules);
         match (state, &reading.observation) {
-            (lease::State::Held(first), _) => {
-                Err(HolderInfo { reserved: true, held_for: None, ..first })
-            }
+            (lease::State::Held(first), _) => Err(HolderInfo { reserved: true, held_for: None, ..first }),
             (_, Some(Observation { record, .. })) if record.awaited => {
                 self.front_of_line(claim, queue, record, unchanged_for).await.map(drop)
             }

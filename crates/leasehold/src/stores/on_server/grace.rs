@@ -10,7 +10,7 @@ use crate::url::StoreUrl;
 /// The longest grace.
 const LONGEST: Duration = Duration::from_secs(48 * 60 * 60);
 
-/// How much longer than the lease the suggested grace is. Covers replicas that lag, with a reserve.
+/// How much longer than the lease the suggested grace is. Covers replicas that lag by default, with a reserve.
 const RESERVE: Duration = Duration::from_secs(15);
 
 /// Takes the option from a store URL.
@@ -37,7 +37,7 @@ pub(in super::super) fn check(grace: Duration, span: Duration, lag: Duration) ->
     );
     let help = format!(
         "use a shorter ttl, or add failover_grace={}s to the store URL of every process",
-        (span + RESERVE).as_secs()
+        (span + RESERVE.max(lag + Duration::from_secs(3))).as_secs()
     );
     Err(Fault::new(ErrorKind::Invalid, message).with_help(help).not_applied())
 }

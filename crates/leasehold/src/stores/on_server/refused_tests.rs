@@ -96,7 +96,7 @@ impl ServerLeases for Refuses {
         self.error()
     }
 
-    async fn examine(&self) -> Examined {
+    async fn examine(&self, _: &Examination) -> Examined {
         Examined::default()
     }
 

@@ -15,7 +15,7 @@ use super::record::{self, locked_by};
 use super::sessions::{Purpose, Sessions, Used};
 use super::statements::{Parameter, Statements};
 use crate::clock::{Deadline, Moment, micros};
-use crate::diagnosis::Examined;
+use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{self, Capabilities, Claim, Grant, Holder, Id, Swept, Token, Ttl, attempt_limit};
@@ -276,7 +276,7 @@ impl ServerLeases for PostgresLeases {
         cell(only(&rows)?, "is_gone")
     }
 
-    async fn examine(&self) -> Examined {
+    async fn examine(&self, _: &Examination) -> Examined {
         self.examined().await
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ProtocolVersion, RedisConnectionInfo};
+use redis::{AsyncConnectionConfig, ProtocolVersion, RedisConnectionInfo, RedisError};
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -134,12 +134,17 @@ impl Connector {
         let mut link = self.open(host, info.set_db(self.location.database.into()), env, calls).await?;
         let asked = async {
             let info: String = redis::cmd("INFO").query_async(&mut link.connection).await?;
+            let mut server = ServerInfo::of(&info);
+            if server.replicas > 0 {
+                server.max_lag =
+                    setting(&mut link.connection, "min-replicas-max-lag").await?.filter(|lag| *lag > 0);
+            }
             let time: (i64, i64) = redis::cmd("TIME").query_async(&mut link.connection).await?;
-            Ok((info, time))
+            Ok((server, time))
         };
         match timeout(&*env.clock, CONNECT_LIMIT, asked).await {
-            Some(Ok((info, (seconds, us)))) => {
-                link.server = ServerInfo::of(&info);
+            Some(Ok((server, (seconds, us)))) => {
+                link.server = server;
                 let clock_us = u64::try_from(seconds * 1_000_000 + us).unwrap_or(0);
                 link.note_clock(clock_us, env.now());
                 Ok(link)
@@ -210,6 +215,18 @@ impl Connector {
             }
             None => Err(no_answer(host)),
         }
+    }
+}
+
+/// Returns a setting of the server that is a number. Returns `None` if the user may not read it.
+pub(super) async fn setting(
+    connection: &mut MultiplexedConnection,
+    name: &str,
+) -> Result<Option<u64>, RedisError> {
+    match redis::cmd("CONFIG").arg("GET").arg(name).query_async::<Vec<String>>(connection).await {
+        Ok(answer) => Ok(answer.get(1).and_then(|value| value.parse().ok())),
+        Err(error) if error.code().is_some() => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

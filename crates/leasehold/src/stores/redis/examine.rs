@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::connect::setting;
 use super::errors;
 use super::leases::RedisLeases;
 use super::link::Link;
@@ -11,7 +12,7 @@ use crate::diagnosis::{CheckStatus, Examined, Finding, RESERVED};
 use crate::error::{ErrorKind, StoreError};
 use crate::lease::{Claim, Grant, Holder, Id, Ttl};
 use crate::retry::RetryBudget;
-use crate::stores::on_server::ServerLeases;
+use crate::stores::on_server::{ServerLeases, grace};
 use crate::types::LockName;
 
 /// The time limit of a single request of these checks.
@@ -19,10 +20,10 @@ const SETTING: Duration = Duration::from_secs(2);
 
 impl RedisLeases {
     /// Describes the server and whether it may lose locks.
-    pub(super) async fn examined(&self) -> Examined {
+    pub(super) async fn examined(&self, ttl: Ttl) -> Examined {
         let mut examined = Examined { least_permissions: least_permissions(), ..Examined::default() };
         let budget = RetryBudget::of_question(&self.env);
-        match budget.request(self.examine_server(&mut examined)).await {
+        match budget.request(self.examine_server(ttl, &mut examined)).await {
             Ok(()) => {}
             Err(error) if error.fault().kind == ErrorKind::Denied => {
                 examined.push(Finding::of_error("permission-server", CheckStatus::Failed, &error));
@@ -32,14 +33,15 @@ impl RedisLeases {
         examined
     }
 
-    async fn examine_server(&self, examined: &mut Examined) -> Result<(), StoreError> {
+    async fn examine_server(&self, ttl: Ttl, examined: &mut Examined) -> Result<(), StoreError> {
         let link = self.links.connector.connect_to_any(&self.env).await?;
         let (server, grace) = (&link.server, self.links.connector.location.failover_grace);
         examined.push(primary(server, &link.host));
         examined.push(eviction(server));
-        examined.push(failover(server, grace, self.least_replicas(&link).await));
+        let lease = self.span(ttl, Duration::ZERO);
+        examined.push(failover(server, grace, lease, self.least_replicas(&link).await));
         examined.push(durability(server, grace));
-        examined.push(self.permissions().await?);
+        examined.push(self.permissions(ttl).await?);
         examined.push(self.messages().await?);
         Ok(())
     }
@@ -66,11 +68,11 @@ impl RedisLeases {
     }
 
     /// Checks whether the user may acquire and release locks, with a lock that nothing else uses.
-    async fn permissions(&self) -> Result<Finding, StoreError> {
+    async fn permissions(&self, ttl: Ttl) -> Result<Finding, StoreError> {
         const CHECK: &str = "permission-commands";
         let name = format!("{RESERVED}{}/permissions", &Id::random(&self.env.random).to_string()[..12]);
         let Ok(name) = LockName::new(name) else { return Ok(Finding::passed(CHECK, "not tried")) };
-        let claim = Claim::new(&self.env, name.clone(), Ttl::DEFAULT, Holder::this_process());
+        let claim = Claim::new(&self.env, name.clone(), ttl, Holder::this_process());
         let grant = Grant::withdrawn(name.clone(), claim.id, claim.ttl, self.env.now());
         let tried = async {
             self.contend(&claim, SETTING).await?;
@@ -86,19 +88,11 @@ impl RedisLeases {
         }
     }
 
-    /// Returns how many replicas must be connected for a write, and by how many seconds they may lag. Returns `None` if
-    /// the user may not read these settings.
-    async fn least_replicas(&self, link: &Link) -> Option<(u32, u64)> {
-        let least = self.setting(link, "min-replicas-to-write").await?;
-        Some((u32::try_from(least).ok()?, self.setting(link, "min-replicas-max-lag").await?))
-    }
-
-    async fn setting(&self, link: &Link, name: &str) -> Option<u64> {
+    /// Returns how many replicas must be connected for a write. Returns `None` if the user may not read this setting.
+    async fn least_replicas(&self, link: &Link) -> Option<u64> {
         let mut connection = link.connection.clone();
-        let mut question = redis::cmd("CONFIG");
-        question.arg("GET").arg(name);
-        let asked = question.query_async::<Vec<String>>(&mut connection);
-        timeout(&*self.env.clock, SETTING, asked).await?.ok()?.get(1)?.parse().ok()
+        let asked = setting(&mut connection, "min-replicas-to-write");
+        timeout(&*self.env.clock, SETTING, asked).await?.ok()?
     }
 }
 
@@ -144,42 +138,47 @@ fn eviction(server: &ServerInfo) -> Finding {
     }
 }
 
-fn failover(server: &ServerInfo, grace: Duration, least_replicas: Option<(u32, u64)>) -> Finding {
+fn failover(
+    server: &ServerInfo,
+    failover_grace: Duration,
+    lease: Duration,
+    least_replicas: Option<u64>,
+) -> Finding {
     const CHECK: &str = "failover";
     let by_token = "or protect the resource with fencing tokens, in a store that survives the failover";
-    if grace.is_zero() {
+    if failover_grace.is_zero() {
         return Finding::warning(CHECK, "failover_grace is 0: a restart or a promotion can lose the latest grants, and then two processes hold one lock")
             .with_help("leave out failover_grace=0s, or set it above the longest lease")
             .with_help(by_token);
     }
-    let grace = grace.as_secs();
+    let lag = if server.replicas == 0 { Duration::ZERO } else { server.lag() };
+    if let Err(error) = grace::check(failover_grace, lease, lag) {
+        return Finding::of_error(CHECK, CheckStatus::Failed, &error);
+    }
+    let seconds = failover_grace.as_secs();
     if server.replicas == 0 {
         return Finding::passed(
             CHECK,
-            format!("no replica is connected; after a restart no lock is granted for {grace} s"),
+            format!("no replica is connected; after a restart no lock is granted for {seconds} s"),
         );
     }
     let replicas = server.replicas;
-    match least_replicas {
-        Some((0, _) | (_, 0)) => Finding::warning(
+    let longest = failover_grace.saturating_sub(lag).as_secs();
+    match (least_replicas, server.max_lag) {
+        (Some(0), _) | (Some(_), None) => Finding::warning(
             CHECK,
             format!("{replicas} replicas, and min-replicas-to-write or min-replicas-max-lag is 0: a primary that is cut off continues to renew leases, while another one is promoted"),
         )
         .with_help("set min-replicas-to-write to 1 and min-replicas-max-lag to 10, and failover_grace above the longest lease and this lag")
         .with_help(by_token),
-        Some((_, lag)) if lag >= grace => Finding::failed(
-            CHECK,
-            format!("min-replicas-max-lag is {lag} s: a primary that is cut off renews leases for longer than failover_grace, {grace} s"),
-        )
-        .with_help("set min-replicas-max-lag to 10"),
-        Some((least, lag)) => Finding::passed(
+        (Some(least), Some(lag)) => Finding::passed(
             CHECK,
             format!(
-                "{replicas} replicas, min-replicas-to-write is {least}; after a promotion no lock is granted for {grace} s, which covers leases of up to {} s",
-                grace - lag
+                "{replicas} replicas, min-replicas-to-write is {least} and min-replicas-max-lag {lag}; after a promotion no lock is granted for {seconds} s, which covers leases of up to {longest} s (this one: {:.1} s)",
+                lease.as_secs_f64()
             ),
         ),
-        None => Finding::warning(
+        (None, _) => Finding::warning(
             CHECK,
             format!("{replicas} replicas, and the user may not read min-replicas-to-write: if it is 0, a primary that is cut off continues to renew leases"),
         )
@@ -224,7 +223,9 @@ mod tests {
     fn unsafe_settings_are_failures_and_doubtful_ones_warnings() {
         use CheckStatus::{Failed, Passed, Warning};
         let (minute, none) = (Duration::from_secs(60), Duration::ZERO);
-        let replicated = ServerInfo { replicas: 1, ..server() };
+        // Of the default ttl.
+        let lease = Duration::from_millis(35_500);
+        let lagging = |max_lag| ServerInfo { replicas: 1, max_lag, ..server() };
         let cache =
             |has_memory_limit| ServerInfo { policy: "allkeys-lru".into(), has_memory_limit, ..server() };
         let volatile = ServerInfo { has_append_only_file: false, ..server() };
@@ -235,13 +236,16 @@ mod tests {
             (eviction(&server()), Passed),
             (eviction(&cache(false)), Warning),
             (eviction(&cache(true)), Failed),
-            (failover(&server(), minute, None), Passed),
-            (failover(&server(), none, Some((1, 10))), Warning),
-            (failover(&replicated, minute, Some((0, 10))), Warning),
-            (failover(&replicated, minute, Some((1, 0))), Warning),
-            (failover(&replicated, minute, Some((1, 60))), Failed),
-            (failover(&replicated, minute, None), Warning),
-            (failover(&replicated, minute, Some((1, 10))), Passed),
+            (failover(&server(), minute, lease, None), Passed),
+            (failover(&server(), none, lease, Some(1)), Warning),
+            (failover(&server(), minute, Duration::from_secs(61), None), Failed),
+            (failover(&lagging(None), minute, lease, Some(0)), Warning),
+            (failover(&lagging(None), minute, lease, Some(1)), Warning),
+            (failover(&lagging(Some(60)), minute, lease, Some(1)), Failed),
+            (failover(&lagging(Some(23)), minute, lease, Some(1)), Failed),
+            (failover(&lagging(Some(22)), minute, lease, Some(1)), Passed),
+            (failover(&lagging(None), minute, lease, None), Warning),
+            (failover(&lagging(Some(10)), minute, Duration::from_secs(49), Some(1)), Failed),
             (durability(&server(), none), Passed),
             (durability(&volatile, minute), Passed),
             (durability(&volatile, none), Failed),

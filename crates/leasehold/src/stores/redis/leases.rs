@@ -11,12 +11,13 @@ use super::answer::{Answer, text};
 use super::connect::Connector;
 use super::link::Link;
 use super::links::Links;
-use super::scripts::{LAG, Scripts};
+use super::scripts::Scripts;
+use super::server::ServerInfo;
 use crate::clock::{Deadline, micros};
-use crate::diagnosis::Examined;
+use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{self, Capabilities, Claim, End, Grant, Holder, Id, Swept, Token};
+use crate::lease::{self, Capabilities, Claim, End, Grant, Holder, Id, Swept, Token, Ttl};
 use crate::runtime::hand_off::MAX_TOKENS;
 use crate::stores::on_server::grace;
 use crate::stores::on_server::notifications::Calls;
@@ -97,10 +98,20 @@ impl RedisLeases {
         }
     }
 
-    /// Checks that a lease of `span` ends within the failover grace. A primary `with_replicas` renews leases for up to
-    /// [`LAG`] after it was cut off.
-    fn check_grace(&self, span: Duration, with_replicas: bool) -> Result<(), StoreError> {
-        let lag = if with_replicas { LAG } else { Duration::ZERO };
+    /// Returns the lease of a grant with this ttl, on the server's clock.
+    pub(super) fn span(&self, ttl: Ttl, lock_delay: Duration) -> Duration {
+        ttl.contender_span() + self.margin + lock_delay
+    }
+
+    /// Checks that a lease of `span` ends within the failover grace. If the server has replicas, it may renew leases
+    /// for a while after it was cut off.
+    fn check_grace(
+        &self,
+        span: Duration,
+        server: &ServerInfo,
+        with_replicas: bool,
+    ) -> Result<(), StoreError> {
+        let lag = if with_replicas { server.lag() } else { Duration::ZERO };
         grace::check(self.links.connector.location.failover_grace, span, lag)
     }
 }
@@ -119,10 +130,10 @@ impl ServerLeases for RedisLeases {
     }
 
     async fn contend(&self, claim: &Claim, limit: Duration) -> Result<Contended, StoreError> {
-        let span = claim.ttl.contender_span() + self.margin + claim.lock_delay;
+        let span = self.span(claim.ttl, claim.lock_delay);
         let began = self.env.now();
         let link = self.links.link().await?;
-        self.check_grace(span, link.server.replicas > 0)?;
+        self.check_grace(span, &link.server, link.server.replicas > 0)?;
         let sent = self.env.now();
         let left = limit.saturating_sub(sent.longest_since(began));
         let too_late = link.clock_us(sent).saturating_add(micros(left));
@@ -139,10 +150,12 @@ impl ServerLeases for RedisLeases {
             .arg(too_late)
             .arg(u8::from(claim.barges))
             .arg(micros(self.links.connector.location.failover_grace))
-            .arg(claim.name.as_str());
+            .arg(claim.name.as_str())
+            .arg(link.server.lag_seconds())
+            .arg(micros(link.server.lag()));
         let answer = self.asked(&link, &script).await?;
         if answer.outcome == "outlasts" {
-            self.check_grace(span, true)?;
+            self.check_grace(span, &link.server, true)?;
         }
         let is_granted = answer.outcome == "granted";
         // If the record cannot be read, the lock may be granted nevertheless.
@@ -159,7 +172,11 @@ impl ServerLeases for RedisLeases {
     async fn renew(&self, grant: &Grant) -> Result<(Changed, Deadline), StoreError> {
         let link = self.links.link().await?;
         let mut script = self.about(&self.scripts.renew, &grant.name);
-        script.arg(grant.id.to_string()).arg(grant.token.get());
+        let has_grace = !self.links.connector.location.failover_grace.is_zero();
+        script
+            .arg(grant.id.to_string())
+            .arg(grant.token.get())
+            .arg(has_grace.then(|| link.server.lag_seconds().to_string()).unwrap_or_default());
         let sent = self.env.now();
         let answer = self.asked(&link, &script).await?;
         Ok((self.changed(&answer, &grant.name)?, renewed_until(grant, answer.ttl_ms(), sent)))
@@ -265,8 +282,8 @@ impl ServerLeases for RedisLeases {
         Ok(matches!(self.change(name, &script).await?, Changed::Done))
     }
 
-    async fn examine(&self) -> Examined {
-        self.examined().await
+    async fn examine(&self, examination: &Examination) -> Examined {
+        self.examined(examination.ttl).await
     }
 
     fn close(&self) {

@@ -14,9 +14,6 @@ use crate::stores::on_server::notifications::CALLED_BY;
 /// How many ended grants a record keeps.
 const HISTORY: usize = 8;
 
-/// The default of `min-replicas-max-lag`.
-pub(super) const LAG: Duration = Duration::from_secs(10);
-
 /// The beginning of every script for a lock. `KEYS[1]` is the string, `KEYS[2]` the record. Lua's numbers are doubles,
 /// which `tostring` rounds to 14 digits, so the scripts format them with `text`.
 const BEGIN: &str = r"
@@ -72,6 +69,18 @@ local function place_of(id)
     end
 end
 
+-- Returns the error for a primary that may be cut off from its replicas, or nothing. Such a primary accepts writes until
+-- they have lagged for `min-replicas-max-lag`. If that may be longer than `lag` seconds, this refuses in time.
+local function cut_off(replication, lag)
+    local counted, good = tonumber(string.match(replication, 'min_slaves_good_slaves:(%d+)')) or 0, 0
+    for seconds in string.gmatch(replication, 'slave%d+:[^\r]*state=online[^\r]*lag=(%d+)') do
+        if tonumber(seconds) <= lag then good = good + 1 end
+    end
+    if good < counted then
+        return redis.error_reply('NOREPLICAS a replica has not acknowledged writes for ' .. lag .. ' s')
+    end
+end
+
 -- Calls the first waiter. Ignores errors, because the user may lack the permission.
 local function call(channel)
     local first = string.match(waiters[1] or '', '^%x+')
@@ -82,18 +91,22 @@ end
 /// Acquires a lock. `KEYS[3]` the record of the server, `KEYS[4]` the names of the locks. `ARGV`: 1 id, 2 the lease in
 /// microseconds, 3 how many tokens, 4 the holder, 5 the holder for the history, 6 the ttl in milliseconds, 7 the time
 /// on the server's clock from which on the claim is too late, 8 whether the claim ignores the waiters, 9 the failover
-/// grace in microseconds, 10 the name.
+/// grace in microseconds, 10 the name, 11 for how many seconds replicas may lag, 12 for how many microseconds a primary
+/// that is cut off may continue to write.
 ///
 /// A claim whose grant has ended is never granted again. Neither is a claim that arrives after its client gave up,
 /// because no process would release it. A free lock is kept for the waiters before the claim until their grace is over.
 /// Then they lose their places. After a restart or a promotion, the server grants nothing during the failover grace,
 /// because it may have lost grants.
 const ACQUIRE: &str = r"
-local id, lease, is_late = ARGV[1], tonumber(ARGV[2]), now >= tonumber(ARGV[7])
+local id, lease, is_late, grace = ARGV[1], tonumber(ARGV[2]), now >= tonumber(ARGV[7]), tonumber(ARGV[9])
+local replication = grace > 0 and redis.call('INFO', 'replication') or ''
 if broken then return answer('refused') end
 if r.grant == id then
     if foreign or not ours or r.state ~= 'held' then return answer('refused') end
     if is_late then return answer('late') end
+    local refused = cut_off(replication, tonumber(ARGV[11]))
+    if refused then return refused end
     -- An earlier request was granted. A repetition never shortens the lease, because another process may have the
     -- same grant with a longer ttl.
     lease = math.max(lease, tonumber(r.lease))
@@ -105,28 +118,30 @@ end
 if live or was_granted(id) then return answer('refused') end
 if is_late then return answer('late') end
 
-local grace = tonumber(ARGV[9])
 if grace > 0 then
-    local server, replication = redis.call('INFO', 'server'), redis.call('INFO', 'replication')
+    local refused = cut_off(replication, tonumber(ARGV[11]))
+    if refused then return refused end
+    local server = redis.call('INFO', 'server')
     local run = string.match(server, 'run_id:(%x+)') or ''
     local epoch = run .. ' ' .. (string.match(replication, 'master_replid:(%x+)') or '')
     local known = redis.call('HMGET', KEYS[3], 'epoch', 'since', 'grace')
     local since, was_primary = tonumber(known[2]), string.find(replication, 'master_replid2:0+\r')
     -- The replicas may have connected after the client did.
     local replicas = tonumber(string.match(replication, 'connected_slaves:(%d+)')) or 0
-    if replicas > 0 and lease + LAG > grace then return answer('outlasts') end
+    if replicas > 0 and lease + tonumber(ARGV[12]) > grace then return answer('outlasts') end
     grace = math.max(grace, tonumber(known[3]) or 0)
-    if known[1] ~= epoch or not since or tonumber(known[3]) ~= grace then
+    -- A time ahead of the clock was recorded before the clock was set back.
+    if known[1] ~= epoch or not since or since > now or tonumber(known[3]) ~= grace then
         if not known[1] or not since then
             -- The server has no record yet. By default, `was_primary` is false for an hour after a promotion.
-            local uptime = tonumber(string.match(server, 'uptime_in_seconds:(-?%d+)')) or 0
+            -- The uptime in whole seconds can be up to a second too long.
+            local uptime = (tonumber(string.match(server, 'uptime_in_seconds:(-?%d+)')) or 0) - 1
             since = now - (was_primary and math.max(0, math.min(uptime, 3600)) or 0) * 1000000
-        elseif known[1] ~= epoch and not (was_primary and string.sub(known[1], 1, #run) == run) then
+        elseif since > now or known[1] ~= epoch and not (was_primary and string.sub(known[1], 1, #run) == run) then
             since = now
         end
         redis.call('HSET', KEYS[3], 'epoch', epoch, 'since', text(since), 'grace', text(grace))
     end
-    since = math.min(since, now)
     if since + grace > now then return answer('recovering', text(since + grace - now)) end
 end
 
@@ -157,7 +172,7 @@ foreign = false
 return answer('granted')
 ";
 
-/// Renews a grant. `ARGV`: 1 id, 2 token.
+/// Renews a grant. `ARGV`: 1 id, 2 token, 3 for how many seconds replicas may lag, or nothing.
 const RENEW: &str = r"
 if broken or r.grant ~= ARGV[1] or r.token ~= ARGV[2] or r.state ~= 'held' or not ours then return answer('found') end
 if foreign then
@@ -165,6 +180,8 @@ if foreign then
     redis.call('HSET', KEYS[2], 'state', 'free', 'until', text(now), 'past', past('lapsed', now))
     return answer('found')
 end
+local refused = ARGV[3] ~= '' and cut_off(redis.call('INFO', 'replication'), tonumber(ARGV[3]))
+if refused then return refused end
 local lease = tonumber(r.lease)
 redis.call('HSET', KEYS[2], 'until', text(now + lease))
 set(lease)
@@ -293,11 +310,10 @@ impl Scripts {
 
 fn of_a_lock(step: &str) -> Script {
     let constants = format!(
-        "local HISTORY, MOST, MAX_WAITERS, LONGEST, EACH, CALLED_BY, LAG = {HISTORY}, {}, {MAX_WAITERS}, {}, {}, {CALLED_BY}, {}",
+        "local HISTORY, MOST, MAX_WAITERS, LONGEST, EACH, CALLED_BY = {HISTORY}, {}, {MAX_WAITERS}, {}, {}, {CALLED_BY}",
         Token::LIMIT,
         crate::lease::LONGEST_PAUSE.as_millis(),
         grace([Duration::ZERO]).as_millis(),
-        LAG.as_micros(),
     );
     Script::new(&format!("{constants}{BEGIN}{step}"))
 }

@@ -1,5 +1,7 @@
 //! The properties of a server that its response to INFO reports, and whether locks are safe on such a server.
 
+use std::time::Duration;
+
 use super::errors;
 use crate::error::{ErrorKind, Fault};
 use crate::lease::printable;
@@ -7,6 +9,13 @@ use crate::lease::printable;
 /// The oldest supported version. Older servers do not check min-replicas-to-write for scripts, and have no permissions
 /// for channels.
 const OLDEST: (u32, u32) = (6, 2);
+
+/// The default of `min-replicas-max-lag`, in seconds.
+const DEFAULT_LAG: u64 = 10;
+
+/// How much longer than `min-replicas-max-lag` a primary that is cut off accepts writes: it measures the lag in whole
+/// seconds, and judges it once a second.
+const LAG_ROUNDING: Duration = Duration::from_secs(2);
 
 /// The properties that a server reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,6 +30,8 @@ pub(super) struct ServerInfo {
     pub(super) has_memory_limit: bool,
     pub(super) replicas: u32,
     pub(super) has_append_only_file: bool,
+    /// `min-replicas-max-lag`, in seconds. `None` if it was not read, or is 0, and so turned off.
+    pub(super) max_lag: Option<u64>,
 }
 
 impl ServerInfo {
@@ -44,7 +55,19 @@ impl ServerInfo {
             has_memory_limit: !matches!(value("maxmemory"), "" | "0"),
             replicas: value("connected_slaves").parse().unwrap_or(0),
             has_append_only_file: value("aof_enabled") == "1",
+            max_lag: None,
         }
+    }
+
+    /// Returns for how many seconds replicas may lag. The scripts refuse a grant or renewal if they lag for longer, so
+    /// this is true even if the server's own limit is unknown or changes.
+    pub(super) fn lag_seconds(&self) -> u64 {
+        self.max_lag.unwrap_or(DEFAULT_LAG)
+    }
+
+    /// Returns for how long a primary that is cut off from its replicas may continue to grant and renew leases.
+    pub(super) fn lag(&self) -> Duration {
+        Duration::from_secs(self.lag_seconds()) + LAG_ROUNDING
     }
 
     /// Fails if locks are not safe on this server.
