@@ -365,6 +365,15 @@ async fn server(kind: &'static RedisServer, options: &str) -> (Launched, String,
     (server, url, folder)
 }
 
+/// Waits until the server has been running for so many seconds.
+async fn until_uptime(url: &str, seconds: u64) {
+    answers(url, &["INFO", "server"], |info| {
+        let uptime = info.split_once("uptime_in_seconds:").map_or("", |(_, rest)| rest);
+        uptime.lines().next().is_some_and(|line| line.trim().parse::<u64>().unwrap_or(0) >= seconds)
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn nothing_is_granted_for_the_grace_after_a_restart() {
     for (grace, is_granted) in [("0s", true), ("60s", false)] {
@@ -401,6 +410,8 @@ async fn a_server_that_runs_for_longer_than_the_grace_grants_at_once() {
         }
     })
     .await;
+    // The server counts its uptime in whole seconds, of which the last does not count.
+    until_uptime(&url, 12).await;
     // Now the server looks as if nothing had ever been locked on it.
     redis(&url, &["FLUSHALL"]).await;
     let other = open(&url).await;
@@ -430,11 +441,7 @@ async fn a_promoted_replica_grants_nothing_for_the_grace() {
     let error = store.try_acquire(&claim).await.unwrap_err();
     assert!(error.to_string().contains("not the primary"), "{error}");
     // Wait until the replica has been running for longer than the grace, but not as a primary.
-    answers(&url, &["INFO", "everything"], |info| {
-        let uptime = info.split_once("uptime_in_seconds:").unwrap().1;
-        uptime.lines().next().unwrap().trim().parse::<u64>().unwrap_or(0) > 2
-    })
-    .await;
+    until_uptime(&url, 3).await;
     primary.kill(Duration::ZERO).await.unwrap();
     replicate(&url, None).await;
     let short = claim_of(&*store, "lock", Ttl::MIN);
@@ -498,7 +505,7 @@ async fn pair(options: &str, max_lag: &str) -> ([(Launched, String, TempDir); 2]
 
 #[tokio::test]
 async fn the_grace_must_cover_the_real_lag_of_replicas() {
-    let (_servers, store) = pair("margin=0s&failover_grace=21s", "20").await;
+    let (_servers, store) = pair("margin=0s&failover_grace=26s", "20").await;
     let error = store.try_acquire(&claim_of(&*store, "lock", Duration::from_secs(5))).await.unwrap_err();
     assert_eq!(error.fault().kind, ErrorKind::Invalid, "{error}");
     assert!(error.to_string().contains("22s for the lag"), "{error}");
@@ -508,7 +515,7 @@ async fn the_grace_must_cover_the_real_lag_of_replicas() {
 #[tokio::test]
 async fn a_primary_that_is_cut_off_renews_only_within_the_lag_that_counts() {
     let ([primary, replica], store) = pair("margin=0s&failover_grace=60s", "1").await;
-    let claim = claim_of(&*store, "lock", Duration::from_secs(30));
+    let claim = claim_of(&*store, "lock", Duration::from_secs(5));
     let mut grant = granted_to(&*store, &claim).await;
     assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Renewed));
     redis_cli(&primary.1, &["CONFIG", "SET", "min-replicas-max-lag", "3600"]).await;
@@ -526,7 +533,8 @@ async fn a_primary_that_is_cut_off_renews_only_within_the_lag_that_counts() {
         _ = replica.0.stop(HOUR) => unreachable!("the replica is stopped for an hour"),
     };
     assert!(refused.to_string().contains("NOREPLICAS"), "{refused}");
-    let other = claim_of(&*store, "other", Ttl::MIN);
+    let mut other = claim_of(&*store, "other", Ttl::MIN);
+    other.store_timeout = Duration::from_secs(1);
     assert!(store.try_acquire(&other).await.unwrap_err().to_string().contains("NOREPLICAS"));
 }
 

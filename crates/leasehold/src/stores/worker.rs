@@ -18,6 +18,9 @@ use crate::clock::{SystemClock, timeout};
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::Grant;
 
+/// The stack of the thread. Futures that are built without optimisation need more than the default of 2 MiB.
+const STACK: usize = 8 << 20;
+
 /// The time limit for the last requests of a store, which are sent when it is dropped.
 const LAST_LIMIT: Duration = Duration::from_secs(2);
 
@@ -106,7 +109,8 @@ impl Worker {
             // Does not wait for a name resolution that is in progress.
             runtime.shutdown_background();
         };
-        std::thread::Builder::new().name(format!("leasehold-{store}")).spawn(run).map_err(no_thread)?;
+        let thread = std::thread::Builder::new().name(format!("leasehold-{store}")).stack_size(STACK);
+        thread.spawn(run).map_err(no_thread)?;
         Ok(Self { runtime: handle, stop: Some(stop) })
     }
 

@@ -1,5 +1,6 @@
 //! Connects to the servers that a store URL names.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -223,8 +224,9 @@ pub(super) async fn setting(
     connection: &mut MultiplexedConnection,
     name: &str,
 ) -> Result<Option<u64>, RedisError> {
-    match redis::cmd("CONFIG").arg("GET").arg(name).query_async::<Vec<String>>(connection).await {
-        Ok(answer) => Ok(answer.get(1).and_then(|value| value.parse().ok())),
+    let mut question = redis::cmd("CONFIG");
+    match question.arg("GET").arg(name).query_async::<HashMap<String, String>>(connection).await {
+        Ok(found) => Ok(found.get(name).and_then(|value| value.parse().ok())),
         Err(error) if error.code().is_some() => Ok(None),
         Err(error) => Err(error),
     }
