@@ -151,7 +151,6 @@ impl ServerLeases for RedisLeases {
             .arg(u8::from(claim.barges))
             .arg(micros(self.links.connector.location.failover_grace))
             .arg(claim.name.as_str())
-            .arg(link.server.lag_seconds())
             .arg(micros(link.server.lag()));
         let answer = self.asked(&link, &script).await?;
         if answer.outcome == "outlasts" {
@@ -172,11 +171,10 @@ impl ServerLeases for RedisLeases {
     async fn renew(&self, grant: &Grant) -> Result<(Changed, Deadline), StoreError> {
         let link = self.links.link().await?;
         let mut script = self.about(&self.scripts.renew, &grant.name);
-        let has_grace = !self.links.connector.location.failover_grace.is_zero();
         script
             .arg(grant.id.to_string())
             .arg(grant.token.get())
-            .arg(has_grace.then(|| link.server.lag_seconds().to_string()).unwrap_or_default());
+            .arg(micros(self.links.connector.location.failover_grace));
         let sent = self.env.now();
         let answer = self.asked(&link, &script).await?;
         Ok((self.changed(&answer, &grant.name)?, renewed_until(grant, answer.ttl_ms(), sent)))

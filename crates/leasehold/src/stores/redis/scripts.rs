@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use redis::Script;
 
+use super::server::LAG_ROUNDING;
 use crate::lease::{MAX_WAITERS, Token, grace};
 use crate::stores::on_server::notifications::CALLED_BY;
 
@@ -70,14 +71,17 @@ local function place_of(id)
 end
 
 -- Returns the error for a primary that may be cut off from its replicas, or nothing. Such a primary accepts writes until
--- they have lagged for `min-replicas-max-lag`. If that may be longer than `lag` seconds, this refuses in time.
-local function cut_off(replication, lag)
+-- they have lagged for `min-replicas-max-lag`, which may be changed at any time. The failover grace of another primary
+-- must be longer than the lag and the lease together. The lag counts 2 s more, because it is in whole seconds, and the
+-- server judges it once a second.
+local function cut_off(replication, grace, lease)
+    local lag = math.floor((grace - lease) / 1000000) - LAG_ROUNDING
     local counted, good = tonumber(string.match(replication, 'min_slaves_good_slaves:(%d+)')) or 0, 0
     for seconds in string.gmatch(replication, 'slave%d+:[^\r]*state=online[^\r]*lag=(%d+)') do
         if tonumber(seconds) <= lag then good = good + 1 end
     end
     if good < counted then
-        return redis.error_reply('NOREPLICAS a replica has not acknowledged writes for ' .. lag .. ' s')
+        return redis.error_reply('NOREPLICAS a replica has not acknowledged writes for ' .. math.max(0, lag) .. ' s')
     end
 end
 
@@ -91,8 +95,7 @@ end
 /// Acquires a lock. `KEYS[3]` the record of the server, `KEYS[4]` the names of the locks. `ARGV`: 1 id, 2 the lease in
 /// microseconds, 3 how many tokens, 4 the holder, 5 the holder for the history, 6 the ttl in milliseconds, 7 the time
 /// on the server's clock from which on the claim is too late, 8 whether the claim ignores the waiters, 9 the failover
-/// grace in microseconds, 10 the name, 11 for how many seconds replicas may lag, 12 for how many microseconds a primary
-/// that is cut off may continue to write.
+/// grace in microseconds, 10 the name, 11 for how many microseconds a primary that is cut off may continue to write.
 ///
 /// A claim whose grant has ended is never granted again. Neither is a claim that arrives after its client gave up,
 /// because no process would release it. A free lock is kept for the waiters before the claim until their grace is over.
@@ -105,11 +108,11 @@ if broken then return answer('refused') end
 if r.grant == id then
     if foreign or not ours or r.state ~= 'held' then return answer('refused') end
     if is_late then return answer('late') end
-    local refused = cut_off(replication, tonumber(ARGV[11]))
-    if refused then return refused end
     -- An earlier request was granted. A repetition never shortens the lease, because another process may have the
     -- same grant with a longer ttl.
     lease = math.max(lease, tonumber(r.lease))
+    local refused = cut_off(replication, grace, lease)
+    if refused then return refused end
     redis.call('HSET', KEYS[2], 'until', text(now + lease), 'lease', text(lease),
         'ttl', text(math.max(tonumber(ARGV[6]), tonumber(r.ttl) or 0)))
     set(lease)
@@ -119,7 +122,7 @@ if live or was_granted(id) then return answer('refused') end
 if is_late then return answer('late') end
 
 if grace > 0 then
-    local refused = cut_off(replication, tonumber(ARGV[11]))
+    local refused = cut_off(replication, grace, lease)
     if refused then return refused end
     local server = redis.call('INFO', 'server')
     local run = string.match(server, 'run_id:(%x+)') or ''
@@ -128,7 +131,7 @@ if grace > 0 then
     local since, was_primary = tonumber(known[2]), string.find(replication, 'master_replid2:0+\r')
     -- The replicas may have connected after the client did.
     local replicas = tonumber(string.match(replication, 'connected_slaves:(%d+)')) or 0
-    if replicas > 0 and lease + tonumber(ARGV[12]) > grace then return answer('outlasts') end
+    if replicas > 0 and lease + tonumber(ARGV[11]) > grace then return answer('outlasts') end
     grace = math.max(grace, tonumber(known[3]) or 0)
     -- A time ahead of the clock was recorded before the clock was set back.
     if known[1] ~= epoch or not since or since > now or tonumber(known[3]) ~= grace then
@@ -172,7 +175,7 @@ foreign = false
 return answer('granted')
 ";
 
-/// Renews a grant. `ARGV`: 1 id, 2 token, 3 for how many seconds replicas may lag, or nothing.
+/// Renews a grant. `ARGV`: 1 id, 2 token, 3 the failover grace in microseconds.
 const RENEW: &str = r"
 if broken or r.grant ~= ARGV[1] or r.token ~= ARGV[2] or r.state ~= 'held' or not ours then return answer('found') end
 if foreign then
@@ -180,9 +183,9 @@ if foreign then
     redis.call('HSET', KEYS[2], 'state', 'free', 'until', text(now), 'past', past('lapsed', now))
     return answer('found')
 end
-local refused = ARGV[3] ~= '' and cut_off(redis.call('INFO', 'replication'), tonumber(ARGV[3]))
+local lease, grace = tonumber(r.lease), tonumber(ARGV[3])
+local refused = grace > 0 and cut_off(redis.call('INFO', 'replication'), grace, lease)
 if refused then return refused end
-local lease = tonumber(r.lease)
 redis.call('HSET', KEYS[2], 'until', text(now + lease))
 set(lease)
 return answer('done')
@@ -310,10 +313,11 @@ impl Scripts {
 
 fn of_a_lock(step: &str) -> Script {
     let constants = format!(
-        "local HISTORY, MOST, MAX_WAITERS, LONGEST, EACH, CALLED_BY = {HISTORY}, {}, {MAX_WAITERS}, {}, {}, {CALLED_BY}",
+        "local HISTORY, MOST, MAX_WAITERS, LONGEST, EACH, CALLED_BY, LAG_ROUNDING = {HISTORY}, {}, {MAX_WAITERS}, {}, {}, {CALLED_BY}, {}",
         Token::LIMIT,
         crate::lease::LONGEST_PAUSE.as_millis(),
         grace([Duration::ZERO]).as_millis(),
+        LAG_ROUNDING.as_secs(),
     );
     Script::new(&format!("{constants}{BEGIN}{step}"))
 }

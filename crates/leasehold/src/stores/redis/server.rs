@@ -15,7 +15,7 @@ const DEFAULT_LAG: u64 = 10;
 
 /// How much longer than `min-replicas-max-lag` a primary that is cut off accepts writes: it measures the lag in whole
 /// seconds, and judges it once a second.
-const LAG_ROUNDING: Duration = Duration::from_secs(2);
+pub(super) const LAG_ROUNDING: Duration = Duration::from_secs(2);
 
 /// The properties that a server reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -59,15 +59,10 @@ impl ServerInfo {
         }
     }
 
-    /// Returns for how many seconds replicas may lag. The scripts refuse a grant or renewal if they lag for longer, so
-    /// this is true even if the server's own limit is unknown or changes.
-    pub(super) fn lag_seconds(&self) -> u64 {
-        self.max_lag.unwrap_or(DEFAULT_LAG)
-    }
-
-    /// Returns for how long a primary that is cut off from its replicas may continue to grant and renew leases.
+    /// Returns for how long a primary that is cut off from its replicas may continue to grant and renew leases. This is
+    /// an estimate for errors before a grant: the scripts refuse leases that would be too long with the actual lag.
     pub(super) fn lag(&self) -> Duration {
-        Duration::from_secs(self.lag_seconds()) + LAG_ROUNDING
+        Duration::from_secs(self.max_lag.unwrap_or(DEFAULT_LAG)) + LAG_ROUNDING
     }
 
     /// Fails if locks are not safe on this server.
