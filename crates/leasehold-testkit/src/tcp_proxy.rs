@@ -33,6 +33,9 @@ pub enum Answers {
     AreLost,
     /// Existing and new connections are closed until this setting changes. Requests do not pass either.
     Cut,
+    /// Neither requests nor responses pass, and no connection is closed until this setting changes, as when packets are
+    /// lost.
+    Stopped,
 }
 
 impl Wire {
@@ -104,7 +107,7 @@ async fn forward(
 ) {
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();
-    let mut cut = how.clone();
+    let (mut cut, mut stopped, mut resumed) = (how.clone(), how.clone(), how.clone());
     let asked = tokio::io::copy(&mut from_client, &mut to_server);
     let answered = async {
         let mut bytes = vec![0; 64 << 10];
@@ -122,16 +125,21 @@ async fn forward(
                     return;
                 }
                 Answers::Cut => return,
+                Answers::Stopped => std::future::pending().await,
             }
             if to_client.write_all(&bytes[..count]).await.is_err() {
                 return;
             }
         }
     };
-    tokio::select! {
-        _ = asked => {}
-        () = answered => {}
-        _ = cut.wait_for(|how| *how == Answers::Cut) => {}
+    let is_stopped = tokio::select! {
+        _ = asked => false,
+        () = answered => false,
+        _ = cut.wait_for(|how| *how == Answers::Cut) => false,
+        _ = stopped.wait_for(|how| *how == Answers::Stopped) => true,
+    };
+    if is_stopped {
+        let _ = resumed.wait_for(|how| *how != Answers::Stopped).await;
     }
 }
 

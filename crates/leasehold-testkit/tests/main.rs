@@ -41,6 +41,7 @@ mod documents;
 mod evidence;
 #[cfg(feature = "postgres")]
 mod failover_postgres;
+mod failover_redis;
 mod fake;
 #[cfg(feature = "chaos")]
 mod faults_real;

@@ -9,7 +9,7 @@ use leasehold::lease::{
     AcquireOutcome, Claim, Evicted, Grant, HolderInfo, LeaseStore, Released, Renewal, State, Token, Ttl,
     deadline,
 };
-use leasehold::{ErrorKind, Holder};
+use leasehold::{ErrorKind, Eviction, Holder};
 use leasehold_testkit::harness::Fresh;
 use leasehold_testkit::launch::Launched;
 use leasehold_testkit::process::within;
@@ -103,6 +103,35 @@ async fn a_lapsed_grant_is_not_renewed_and_its_late_claim_not_granted() {
         let outcome = store.try_acquire(ended).await.unwrap();
         assert!(matches!(outcome, AcquireOutcome::Lost(_)), "by its id in the history: {outcome:?}");
     }
+}
+
+/// Another client does not add leasehold's grants to the history.
+#[tokio::test]
+async fn a_lapsed_claim_is_not_granted_after_another_client() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    let old_claim = claim(&*store);
+    granted_to(&*store, &old_claim).await;
+    move_end(fresh.url(), -3_600_000_000).await;
+    for (command, what) in [(["SET", "LOCK", "theirs"].as_slice(), "held"), (&["DEL", "LOCK"], "freed")] {
+        redis(fresh.url(), command).await;
+        let outcome = store.try_acquire(&old_claim).await.unwrap();
+        assert!(matches!(outcome, AcquireOutcome::Lost(_)), "{what} by another client: {outcome:?}");
+    }
+    granted(&*store).await;
+    let outcome = store.try_acquire(&old_claim).await.unwrap();
+    assert!(matches!(outcome, AcquireOutcome::Lost(_)), "by its id in the history: {outcome:?}");
+}
+
+#[tokio::test]
+async fn the_history_says_who_evicted_a_holder_and_why() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    let grant = granted(&*store).await;
+    let why = Eviction::new("alice", "the \"machine\" is gone\\");
+    assert_eq!(store.evict(&lock(), grant.token, Some(&why)).await.unwrap(), Evicted::Evicted);
+    let past = store.inspect(&lock()).await.unwrap().history.remove(0);
+    assert_eq!((past.grant, past.evicted), (grant.id, Some(why)));
 }
 
 #[tokio::test]
@@ -358,7 +387,7 @@ async fn a_damaged_line_delays_no_one() {
 }
 
 /// Starts a server that only this test uses. Returns it with its store URL and its folder.
-async fn server(kind: &'static RedisServer, options: &str) -> (Launched, String, TempDir) {
+pub(crate) async fn server(kind: &'static RedisServer, options: &str) -> (Launched, String, TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let server = Launched::start(kind, folder.path()).await.unwrap();
     let url = with_option(server.url(), options);

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{ErrorKind, Fault};
-use crate::lease::{Holder, Id, PastGrant, Token, Ttl, printable};
+use crate::lease::{End, Holder, Id, PastGrant, Token, Ttl, printable};
 
 /// The format that this version writes, and the newest one that it reads.
 pub(crate) const FORMAT: u64 = 1;
@@ -100,6 +100,25 @@ impl Record {
     pub(crate) fn remember(&mut self, past: PastGrant) {
         self.history.insert(0, past);
         self.history.truncate(HISTORY);
+    }
+
+    /// Adds the current grant to the history, unless it is already there. For a store on which another client can end
+    /// or replace a grant: a late repetition of that claim must still be refused (rule 12).
+    #[allow(dead_code, reason = "only stores that share records with other clients use it")]
+    pub(crate) fn remember_replaced(&mut self) {
+        if self.history.iter().any(|past| past.grant == self.grant) {
+            return;
+        }
+        self.remember(PastGrant {
+            token: self.token,
+            grant: self.grant,
+            holder: self.holder.of_the_past(),
+            from_us: self.granted_at_us,
+            // The grant ended at an unknown time after its last renewal.
+            until_us: self.renewed_at_us,
+            end: End::Lapsed,
+            evicted: None,
+        });
     }
 }
 

@@ -179,7 +179,17 @@ pub(super) fn judge<'a>(
     // Rule 12: a repeated claim whose grant has ended is never granted again.
     let spent = || record.history.iter().find(|past| past.grant == claim.id);
     if let Some(past) = claim.repeatable.then(spent).flatten() {
-        return Claimed::Lost(Loss::new(claim.name.clone(), past.token, LossReason::Ended));
+        let taken_by = match availability(record, unchanged_for, store, rules) {
+            Availability::Taken { lapses_within } if record.state == RecordState::Held => {
+                Some(held(record, store, Some(lapses_within)))
+            }
+            _ => None,
+        };
+        return Claimed::Lost(Loss::new(
+            claim.name.clone(),
+            past.token,
+            LossReason::of(Some(past.end), taken_by),
+        ));
     }
     match availability(record, unchanged_for, store, rules) {
         Availability::Grantable => {
@@ -235,11 +245,13 @@ pub(super) fn settle_renewal(
         Some(Content::Record(record)) => record,
     };
     // Rule 7: a renewal never overwrites a record whose grant has changed.
-    if record.grant != grant {
-        return Settled::Gone(LossReason::TakenOver { by: held(record, None, None) });
-    }
-    if record.state != RecordState::Held {
-        return Settled::Gone(LossReason::Ended);
+    if record.grant != grant || record.state != RecordState::Held {
+        let past = record.history.iter().find(|past| past.grant == grant);
+        let is_taken = record.state == RecordState::Held;
+        return Settled::Gone(LossReason::of(
+            past.map(|past| past.end),
+            is_taken.then(|| held(record, None, None)),
+        ));
     }
     match attempts.iter().find(|attempt| attempt.nonce == record.nonce) {
         Some(attempt) => Settled::Applied(*attempt),

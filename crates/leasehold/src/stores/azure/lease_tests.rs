@@ -264,6 +264,27 @@ async fn a_lease_that_has_ended_is_lost() {
     }
 }
 
+/// A lease that another program is breaking has its id until it ends, but is neither renewed nor acquired again.
+#[tokio::test]
+async fn a_lease_that_is_being_broken_is_not_held_by_another() {
+    let server = Server::start(|seen| {
+        Reply::Answer(match step(seen) {
+            "renew" => refused("409 X", "LeaseIsBrokenAndCannotBeRenewed"),
+            "acquire" => refused("409 X", "LeaseIsBreakingAndCannotBeAcquired"),
+            _ => blob("breaking", &signed_by(ID, "ann")),
+        })
+    })
+    .await;
+    let (store, _) = store(&server);
+    let Renewal::Lost(loss) = store.renew(&mut grant(&store)).await.unwrap() else { panic!("renewed") };
+    assert_eq!(loss.reason, LossReason::Ended, "{loss}");
+    let outcome = store.try_acquire(&claim(&store, 30)).await.unwrap();
+    assert!(
+        matches!(&outcome, AcquireOutcome::Lost(loss) if loss.reason == LossReason::Ended),
+        "not held by itself: {outcome:?}"
+    );
+}
+
 #[tokio::test]
 async fn a_lease_that_another_client_has_by_now_was_taken_over() {
     let server = Server::start(|seen| {

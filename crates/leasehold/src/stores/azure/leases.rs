@@ -220,12 +220,13 @@ impl AzureLeases {
         }
     }
 
-    /// Returns why a lease that has ended was lost.
-    async fn reason(&self, name: &LockName) -> LossReason {
+    /// Returns why the lease of the grant with `token` was lost.
+    async fn reason(&self, name: &LockName, token: Token) -> LossReason {
         let mut budget = self.budget(attempt_limit(Ttl::DEFAULT), Ttl::DEFAULT);
         match self.state(name, &mut budget).await {
-            Ok(State::Held(by)) => LossReason::TakenOver { by },
-            Ok(State::Free | State::Lapsed(_)) | Err(_) => LossReason::Ended,
+            // A lease that another program is breaking has its id until it ends.
+            Ok(State::Held(by)) if by.token != Some(token) => LossReason::TakenOver { by },
+            Ok(State::Held(_) | State::Free | State::Lapsed(_)) | Err(_) => LossReason::Ended,
         }
     }
 }
@@ -279,6 +280,8 @@ impl LeaseStore for AzureLeases {
         let mut budget = self.budget(claim.store_timeout, claim.ttl).noting(&claim.last_error);
         // Whether an earlier request may have been granted although its response was lost.
         let mut unknown = false;
+        // Whether a request was refused although the lease has the id of this claim.
+        let mut refused = false;
         loop {
             let sent = self.blobs.env.now();
             let error = match budget.request(self.lease(&claim.name, action, claim.id)).await {
@@ -295,6 +298,16 @@ impl LeaseStore for AzureLeases {
                     return Ok(self.granted(claim, grant).await);
                 }
                 Ok(Answer::NotOurs) => match self.state(&claim.name, &mut budget).await {
+                    // The lease of this claim: an earlier request was granted after this one was refused, or another
+                    // program is breaking the lease.
+                    Ok(State::Held(held)) if held.token == Some(number(claim.id)) && !refused => {
+                        refused = true;
+                        None
+                    }
+                    Ok(State::Held(held)) if held.token == Some(number(claim.id)) => {
+                        let loss = Loss::new(claim.name.clone(), number(claim.id), LossReason::Ended);
+                        return Ok(AcquireOutcome::Lost(loss));
+                    }
                     Ok(State::Held(held)) => return Ok(AcquireOutcome::Held(held)),
                     // The lock was released in the meantime.
                     Ok(State::Free | State::Lapsed(_)) => None,
@@ -338,7 +351,7 @@ impl LeaseStore for AzureLeases {
                     grant.deadline = prolonged;
                     return Ok(Renewal::Renewed);
                 }
-                Ok(Answer::NotOurs) => return Ok(lost(grant, self.reason(&grant.name).await)),
+                Ok(Answer::NotOurs) => return Ok(lost(grant, self.reason(&grant.name, grant.token).await)),
                 Ok(Answer::NoBlob) => return Ok(lost(grant, LossReason::Deleted)),
                 Err(error) => budget.pause_after(error).await?,
             }

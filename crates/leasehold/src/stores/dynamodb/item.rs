@@ -117,7 +117,7 @@ fn own(item: &Item, ours: &Item, version: &str) -> Result<Record, Fault> {
     }
     let ttl_ms = number(ours, "ttl").filter(|&ms| Ttl::from_millis(ms).is_ok());
     let rest_ms = optional_number(ours, "rest")?;
-    Ok(Record {
+    let mut record = Record {
         leasehold: format,
         state: match (item.contains_key(RELEASED), rest_ms) {
             (true, _) => RecordState::Free,
@@ -143,7 +143,12 @@ fn own(item: &Item, ours: &Item, version: &str) -> Result<Record, Fault> {
         awaited: item.contains_key(AWAITED),
         served: served(item).ok_or_else(|| corrupt(SERVED))?,
         history: history(item).ok_or_else(|| corrupt(HISTORY))?,
-    })
+    };
+    if record.state == RecordState::Free {
+        // Another client may have marked the item as released.
+        record.remember_replaced();
+    }
+    Ok(record)
 }
 
 /// Reads another client's lock. The record is valid until the `recordVersionNumber` of the item changes.
@@ -163,6 +168,11 @@ fn others(item: &Item, owner: &str, version: &str, dialect: Dialect) -> Result<C
     let ttl = Duration::from_millis(lease_ms).clamp(Ttl::MIN, Ttl::MAX);
     let ttl = Ttl::new(ttl).map_err(|_| corrupt(LEASE))?;
     let id = foreign_id(version).ok_or_else(|| corrupt(VERSION))?;
+    let earlier = map(item, OURS).and_then(|ours| own(item, ours, text(ours, "version")?).ok());
+    let earlier = earlier.map(|mut earlier| {
+        earlier.remember_replaced();
+        earlier.history
+    });
     Ok(Content::Record(Box::new(Record {
         leasehold: FORMAT,
         state: if item.contains_key(RELEASED) { RecordState::Free } else { RecordState::Held },
@@ -182,7 +192,7 @@ fn others(item: &Item, owner: &str, version: &str, dialect: Dialect) -> Result<C
         unconfirmed: true,
         awaited: item.contains_key(AWAITED),
         served: served(item).unwrap_or(0),
-        history: history(item).unwrap_or_default(),
+        history: earlier.or_else(|| history(item)).unwrap_or_default(),
     })))
 }
 

@@ -179,7 +179,10 @@ fn others(spec: &Spec, earlier: Option<&str>) -> Content {
         return Content::Foreign("a Lease of another client".to_owned());
     };
     let earlier = match earlier.map(|text| record::parse(text.as_bytes())) {
-        Some(Ok(Content::Record(record))) => Some(*record),
+        Some(Ok(Content::Record(mut record))) => {
+            record.remember_replaced();
+            Some(*record)
+        }
         _ => None,
     };
     // The part of the lease that exceeds leasehold's longest ttl. Clock rate errors apply to this part too.

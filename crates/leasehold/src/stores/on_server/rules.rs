@@ -94,11 +94,7 @@ pub(in super::super) fn loss(name: &LockName, grant: Id, token: Token, record: O
         Some(record) => {
             let past = record.past.iter().find(|past| past.grant == grant);
             let is_taken = record.is_live && record.grant() != Some(grant) && !record.is_in_cooldown();
-            match past.map(|past| past.end) {
-                Some(End::Released | End::Evicted) => LossReason::Ended,
-                Some(End::Lapsed) | None if is_taken => LossReason::TakenOver { by: held(record) },
-                Some(End::Lapsed) | None => LossReason::Expired { last_error: None },
-            }
+            LossReason::of(past.map(|past| past.end), is_taken.then(|| held(record)))
         }
     };
     Loss::new(name.clone(), token, reason)

@@ -18,7 +18,9 @@ use crate::clock::{Deadline, Moment, micros};
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{self, Capabilities, Claim, Grant, Holder, Id, Swept, Token, Ttl, attempt_limit};
+use crate::lease::{
+    self, Capabilities, Claim, Eviction, Grant, Holder, Id, Swept, Token, Ttl, attempt_limit,
+};
 use crate::retry::{RetryBudget, repeated};
 use crate::stores::on_server::notifications::Calls;
 use crate::stores::on_server::record::Record;
@@ -186,7 +188,12 @@ impl ServerLeases for PostgresLeases {
         self.rows(Effect::Writes, &self.statements.touch, &parameters).await.map(drop)
     }
 
-    async fn evict(&self, name: &LockName, token: Token) -> Result<EvictionAnswer, StoreError> {
+    async fn evict(
+        &self,
+        name: &LockName,
+        token: Token,
+        _: Option<&Eviction>,
+    ) -> Result<EvictionAnswer, StoreError> {
         let timeout = milliseconds(attempt_limit(Ttl::DEFAULT));
         let token = number(token.get());
         let parameters: [Parameter<'_>; 3] =

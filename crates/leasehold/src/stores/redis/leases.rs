@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use redis::{Script, ScriptInvocation, Value};
+use serde::Serialize;
 
 use super::POLL_INTERVAL;
 use super::answer::{Answer, text};
@@ -17,7 +18,7 @@ use crate::clock::{Deadline, micros};
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{self, Capabilities, Claim, End, Grant, Holder, Id, Swept, Token, Ttl};
+use crate::lease::{self, Capabilities, Claim, End, Eviction, Grant, Id, Swept, Token, Ttl};
 use crate::runtime::hand_off::MAX_TOKENS;
 use crate::stores::on_server::grace;
 use crate::stores::on_server::notifications::Calls;
@@ -191,9 +192,15 @@ impl ServerLeases for RedisLeases {
         self.change(&grant.name, &script).await
     }
 
-    async fn evict(&self, name: &LockName, token: Token) -> Result<EvictionAnswer, StoreError> {
+    async fn evict(
+        &self,
+        name: &LockName,
+        token: Token,
+        why: Option<&Eviction>,
+    ) -> Result<EvictionAnswer, StoreError> {
         let mut script = self.about(&self.scripts.evict, name);
-        script.arg(token.get()).arg(self.channel());
+        let why = why.map(as_json).transpose()?.unwrap_or_default();
+        script.arg(token.get()).arg(self.channel()).arg(why);
         Ok(match self.change(name, &script).await? {
             Changed::Done => EvictionAnswer { is_changed: true, is_over: true },
             Changed::Found(record) => EvictionAnswer {
@@ -289,8 +296,9 @@ impl ServerLeases for RedisLeases {
     }
 }
 
-fn as_json(holder: &Holder) -> Result<String, StoreError> {
-    serde_json::to_string(holder).map_err(|error| {
-        Fault::new(ErrorKind::Invalid, format!("the holder or its note: {error}")).not_applied()
+/// Returns text that people wrote, such as a holder with its note, as JSON on one line.
+fn as_json(text: &impl Serialize) -> Result<String, StoreError> {
+    serde_json::to_string(text).map_err(|error| {
+        Fault::new(ErrorKind::Invalid, format!("a text for the record: {error}")).not_applied()
     })
 }

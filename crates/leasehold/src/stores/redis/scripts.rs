@@ -47,10 +47,10 @@ local function lines(list)
     return all
 end
 
--- Returns the history, with the current grant added at the front.
-local function past(how, at)
+-- Returns the history, with the current grant added at the front. `why` is the JSON of an eviction, or nothing.
+local function past(how, at, why)
     local all = {'{\34token\34:' .. r.token .. ',\34grant\34:\34' .. r.grant .. '\34,\34holder\34:' .. r.shown
-        .. ',\34from_us\34:' .. r.from .. ',\34until_us\34:' .. text(at) .. ',\34end\34:\34' .. how .. '\34}'}
+        .. ',\34from_us\34:' .. r.from .. ',\34until_us\34:' .. text(at) .. ',\34end\34:\34' .. how .. '\34' .. ((why or '') ~= '' and ',\34evicted\34:' .. why or '') .. '}'}
     for _, line in ipairs(lines(r.past)) do
         if #all < HISTORY then all[#all + 1] = line end
     end
@@ -203,12 +203,13 @@ call(ARGV[4])
 return answer('done')
 ";
 
-/// Evicts a grant. `ARGV`: 1 token, 2 the channel for the first waiter or nothing. The history of a lock in a cooldown
+/// Evicts a grant. `ARGV`: 1 token, 2 the channel for the first waiter or nothing, 3 who evicts it and why, in JSON, or
+/// nothing. The history of a lock in a cooldown
 /// already has the grant.
 const EVICT: &str = r"
 if broken or r.token ~= ARGV[1] or (r.state ~= 'held' and r.state ~= 'resting') then return answer('found') end
 local history = r.past or ''
-if r.state == 'held' then history = past('evicted', now) end
+if r.state == 'held' then history = past('evicted', now, ARGV[3]) end
 if value == r.grant then redis.call('DEL', KEYS[1]) end
 redis.call('HSET', KEYS[2], 'until', text(now), 'state', 'free', 'past', history)
 call(ARGV[2])

@@ -277,12 +277,8 @@ pub(super) fn loss(
         None => LossReason::Deleted,
         Some(record) => {
             let past = record.history.iter().find(|past| past.grant == grant);
-            let taken = matches!(record.state, State::Held(_));
-            match past.map(|past| past.end) {
-                Some(End::Lapsed) | None if taken => LossReason::TakenOver { by: held(record, machine, now) },
-                Some(End::Lapsed) => LossReason::Expired { last_error: None },
-                Some(End::Released | End::Evicted) | None => LossReason::Ended,
-            }
+            let is_taken = matches!(record.state, State::Held(_));
+            LossReason::of(past.map(|past| past.end), is_taken.then(|| held(record, machine, now)))
         }
     };
     Loss::new(name.clone(), token, reason)

@@ -160,9 +160,15 @@ fn our_attributes_do_not_count_after_another_client_writes() {
     assert!(theirs.unconfirmed, "the token may be a copy of an old one");
     assert_ne!(theirs.grant, record().grant, "or we would take it for our own lease");
     assert_eq!(
-        (theirs.token, theirs.history),
-        (record().token, record().history),
+        (theirs.token, &theirs.history[1..]),
+        (record().token, &record().history[..]),
         "for people, and as a floor"
+    );
+    let replaced = &theirs.history[0];
+    assert_eq!(
+        (replaced.grant, replaced.end),
+        (record().grant, End::Lapsed),
+        "or its claim is granted again"
     );
 }
 
@@ -170,7 +176,9 @@ fn our_attributes_do_not_count_after_another_client_writes() {
 fn an_item_of_ours_that_was_marked_as_released_is_free() {
     let mut marked = item(&record());
     marked.insert(RELEASED.to_owned(), s("1"));
-    assert_eq!(read_record(&marked).state, RecordState::Free);
+    let free = read_record(&marked);
+    assert_eq!(free.state, RecordState::Free);
+    assert_eq!(free.history[0].grant, record().grant, "or its claim is granted again");
 }
 
 #[test]

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::golden::{golden, golden_record};
+use crate::lease::End;
 
 /// Returns the Lease that shows `record`, as a server returns it.
 fn lease_of(record: &Record, over: Option<(&Revision, Option<&Record>)>) -> Value {
@@ -140,7 +141,9 @@ fn a_changed_spec_is_another_clients_lock() {
         assert_eq!(theirs.renewed_at_us, None, "their clock does not count");
         // The fields of the earlier record are kept.
         assert_eq!((theirs.token, theirs.served), (ours.token, ours.served));
-        assert_eq!((theirs.awaited, &theirs.history), (true, &ours.history));
+        assert_eq!((theirs.awaited, &theirs.history[1..]), (true, &ours.history[..]));
+        let replaced = &theirs.history[0];
+        assert_eq!((replaced.grant, replaced.token, replaced.end), (ours.grant, ours.token, End::Lapsed));
     }
 }
 
