@@ -2,6 +2,7 @@
 
 mod connections;
 mod durability;
+mod search_path;
 mod shedlock;
 mod tables;
 

@@ -11,6 +11,7 @@ use tokio_postgres::types::Type;
 use super::connect::{Link, MARK};
 use super::errors::{self, Effect};
 use super::sessions::{Purpose, Sessions};
+use super::sql::EQ;
 use super::statements::{Parameter, channel};
 use crate::clock::timeout;
 use crate::diagnosis::{CheckStatus, Finding};
@@ -27,6 +28,9 @@ const EXAMINATION: Duration = Duration::from_secs(2);
 /// The pauses after a failed connection.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Notifies the channel $1 of $2.
+pub(super) const NOTIFY: &str = "SELECT pg_catalog.pg_notify($1, $2)::pg_catalog.text";
 
 /// Receives notifications.
 #[derive(Debug)]
@@ -93,7 +97,7 @@ impl Listener {
             let channel = channel(&table.sql);
             let parameters: [Parameter<'_>; 2] = [(&channel, Type::TEXT), (&PROBE, Type::TEXT)];
             let mut used = self.sessions.take(Purpose::Contend).await?;
-            used.query(Effect::None, "SELECT pg_notify($1, $2)::text", &parameters).await?;
+            used.query(Effect::None, NOTIFY, &parameters).await?;
             while notifications.recv().await.is_some_and(|key| key != PROBE) {}
             Ok::<_, StoreError>(())
         };
@@ -153,9 +157,13 @@ impl Listener {
     }
 }
 
+/// Returns the query whether the connection began with the setting [`MARK`].
+pub(super) fn has_mark() -> String {
+    format!("SELECT pg_catalog.current_setting('{MARK}', true) {EQ} 'on'")
+}
+
 /// Returns whether `link` is connected to the server itself and not to a pooler.
 async fn is_direct(link: &Link) -> Result<bool, tokio_postgres::Error> {
-    let sql = format!("SELECT current_setting('{MARK}', true) = 'on'");
-    let rows = link.client.query_typed(&sql, &[]).await?;
+    let rows = link.client.query_typed(&has_mark(), &[]).await?;
     Ok(rows.first().map(|row| row.try_get::<_, Option<bool>>(0)).transpose()?.flatten() == Some(true))
 }
