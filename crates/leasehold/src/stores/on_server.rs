@@ -152,9 +152,14 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Ends the latest grant if it has `token` and is held, or its cooldown. Adds a grant that was held to `past`. Calls
-    /// the first waiter.
-    async fn evict(&self, name: &LockName, token: Token) -> Result<EvictionAnswer, StoreError>;
+    /// Ends the latest grant if it has `token` and is held, or its cooldown. Adds a grant that was held to `past`, with
+    /// `why`. Calls the first waiter.
+    async fn evict(
+        &self,
+        name: &LockName,
+        token: Token,
+        why: Option<&Eviction>,
+    ) -> Result<EvictionAnswer, StoreError>;
 
     /// Returns the record, or `None` if there is none. A record that cannot be read is an error of the kind `Corrupt`.
     async fn read(&self, name: &LockName) -> Result<Option<Record>, StoreError>;
@@ -271,10 +276,12 @@ impl<L: ServerLeases> LeaseStore for ServerStore<L> {
         &self,
         name: &LockName,
         token: Token,
-        _: Option<&Eviction>,
+        why: Option<&Eviction>,
     ) -> Result<Evicted, StoreError> {
-        let name = name.clone();
-        self.0.run(|leases| async move { hold::end_by_token(&*leases, &name, token).await }).await?
+        let (name, why) = (name.clone(), why.cloned());
+        self.0
+            .run(move |leases| async move { hold::end_by_token(&*leases, &name, token, why.as_ref()).await })
+            .await?
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {

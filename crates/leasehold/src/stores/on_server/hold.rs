@@ -7,7 +7,8 @@ use super::{Changed, STORE_TIMEOUT, ServerLeases, budget, rules};
 use crate::clock::{Deadline, Moment};
 use crate::error::StoreError;
 use crate::lease::{
-    Evicted, Grant, Loss, LossReason, ReleaseRequest, Released, Renewal, Token, Ttl, attempt_limit, deadline,
+    Evicted, Eviction, Grant, Loss, LossReason, ReleaseRequest, Released, Renewal, Token, Ttl, attempt_limit,
+    deadline,
 };
 use crate::retry::{RetryBudget, repeated};
 use crate::types::LockName;
@@ -100,6 +101,7 @@ pub(super) async fn end_by_token<L: ServerLeases>(
     leases: &L,
     name: &LockName,
     token: Token,
+    why: Option<&Eviction>,
 ) -> Result<Evicted, StoreError> {
     let mut budget = budget(leases, STORE_TIMEOUT, Ttl::DEFAULT);
     let mut unknown = false;
@@ -107,7 +109,7 @@ pub(super) async fn end_by_token<L: ServerLeases>(
     // earlier one that was still under way. The next request reads the outcome.
     let mut waited = false;
     loop {
-        match budget.request(leases.evict(name, token)).await {
+        match budget.request(leases.evict(name, token, why)).await {
             Ok(answer) if answer.is_changed => return Ok(Evicted::Evicted),
             // An earlier request, whose response was lost, evicted the grant.
             Ok(answer) if answer.is_over && unknown => {

@@ -53,7 +53,12 @@ impl ServerLeases for Refuses {
         self.error()
     }
 
-    async fn evict(&self, _: &LockName, _: Token) -> Result<EvictionAnswer, StoreError> {
+    async fn evict(
+        &self,
+        _: &LockName,
+        _: Token,
+        _: Option<&Eviction>,
+    ) -> Result<EvictionAnswer, StoreError> {
         let answer = self.evictions.lock().unwrap().pop_front();
         answer.unwrap_or_else(|| self.error())
     }
@@ -115,7 +120,8 @@ async fn an_eviction_behind_an_unanswered_one_asks_again() {
         (vec![answer(false)], Evicted::Changed),
     ] {
         let server = Refuses { evictions: Mutex::new(answers.into()), ..Refuses::new() };
-        let outcome = hold::end_by_token(&server, &LockName::new("x").unwrap(), Token::new(1).unwrap()).await;
+        let outcome =
+            hold::end_by_token(&server, &LockName::new("x").unwrap(), Token::new(1).unwrap(), None).await;
         assert_eq!(outcome.unwrap(), evicted);
         assert!(server.evictions.lock().unwrap().is_empty());
     }
@@ -130,7 +136,7 @@ async fn a_refusal_after_a_lost_response_may_be_applied() {
     for error in [
         acquire::acquire(&Refuses::new(), &claim).await.unwrap_err(),
         hold::end(&Refuses::new(), &mut grant, None).await.unwrap_err(),
-        hold::end_by_token(&Refuses::new(), &name, Token::new(1).unwrap()).await.unwrap_err(),
+        hold::end_by_token(&Refuses::new(), &name, Token::new(1).unwrap(), None).await.unwrap_err(),
     ] {
         assert!(
             matches!(&error, StoreError::MaybeApplied(fault) if fault.kind == ErrorKind::Denied),

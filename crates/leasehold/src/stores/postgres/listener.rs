@@ -1,4 +1,4 @@
-//! Listens for notifications of released locks, on one connection that is open while this process waits for locks.
+//! Listens for notifications of released locks while this process waits for locks. Requests use the same connection.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -92,8 +92,8 @@ impl Listener {
         }
         let tried = async {
             let (notified, mut notifications) = unbounded_channel();
-            let link = self.sessions.listening(notified).await?;
-            self.listen(&link).await?;
+            let session = self.sessions.open(Some(notified)).await?;
+            self.listen(session.link()).await?;
             let channel = channel(&table.sql);
             let parameters: [Parameter<'_>; 2] = [(&channel, Type::TEXT), (&PROBE, Type::TEXT)];
             let mut used = self.sessions.take(Purpose::Contend).await?;
@@ -121,11 +121,12 @@ impl Listener {
 
     async fn receive(&self, pause: &mut Duration) -> Result<(), StoreError> {
         let (notified, mut notifications) = unbounded_channel();
-        let link = self.sessions.listening(notified).await?;
-        self.listen(&link).await?;
+        let session = self.sessions.open(Some(notified)).await?;
+        self.listen(session.link()).await?;
+        self.sessions.add(session);
         *pause = SHORTEST_PAUSE;
         self.calls.call_all();
-        while !self.calls.are_unused() {
+        loop {
             match timeout(&*self.env.clock, UNUSED, notifications.recv()).await {
                 Some(Some(key)) => self.calls.call(&key),
                 Some(None) => {
@@ -133,8 +134,10 @@ impl Listener {
                 }
                 None => {}
             }
+            if self.calls.are_unused() && self.sessions.stop_listening().await {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
     /// Sends `LISTEN`. Fails behind a pooler, where `LISTEN` would apply to one of the pooler's connections.

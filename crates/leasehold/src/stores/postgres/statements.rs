@@ -147,22 +147,38 @@ fn columns() -> String {
          CASE WHEN pg_catalog.isfinite({until}) THEN {until_us} END AS until_us,
          CASE WHEN pg_catalog.isfinite(l.locked_at) THEN {from_us} END AS from_us,
          l.token::pg_catalog.int8, l.prev_token::pg_catalog.int8, l.ttl_ms::pg_catalog.int8,
-         l.state::pg_catalog.text, l.holder::pg_catalog.text, l.past::pg_catalog.text, l.waiters::pg_catalog.text",
+         l.state::pg_catalog.text, l.holder::pg_catalog.text, ({history})::pg_catalog.text AS past, l.waiters::pg_catalog.text",
         is_live = is_live(),
         until_us = in_us(&until),
         from_us = in_us("l.locked_at"),
+        history = history(),
     )
 }
 
-/// Returns the history of the row `l`, with its current grant added at the front.
-fn past(end: &str, until_us: &str) -> String {
+/// Returns the history of the row `l`, with its current grant added at the front. `more` are further pairs of a name and
+/// a value for that entry.
+fn past(end: &str, until_us: &str, more: &str) -> String {
+    let first = format!("pg_catalog.substr(l.locked_by, {})", OURS.len() + 1);
+    with_front(&first, &in_us("l.locked_at"), until_us, end, more)
+}
+
+/// Returns the history of the row `l`. If another client has replaced a grant that had lapsed, that grant is at its front:
+/// only the holder still names it.
+fn history() -> String {
+    format!(
+        "CASE WHEN NOT {IS_OURS} AND l.state {EQ} 'held' AND (l.holder {GET_TEXT} 'grant') IS NOT NULL THEN {replaced}
+            ELSE coalesce(l.past, '[]') END",
+        replaced =
+            with_front(&format!("l.holder {GET_TEXT} 'grant'"), "NULL", &in_us("l.lease_until"), "lapsed", "")
+    )
+}
+
+fn with_front(grant: &str, from_us: &str, until_us: &str, end: &str, more: &str) -> String {
     format!(
         "pg_catalog.jsonb_path_query_array(pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object(
-                'token', l.token, 'grant', pg_catalog.substr(l.locked_by, {first}), 'holder', l.holder {MINUS} 'value',
-                'from_us', {from_us}, 'until_us', {until_us}, 'end', '{end}'))
+                'token', l.token, 'grant', {grant}, 'holder', (l.holder {MINUS} 'value') {MINUS} 'grant',
+                'from_us', {from_us}, 'until_us', {until_us}, 'end', '{end}'{more}))
             {JOINED} coalesce(l.past, '[]'), '$[0 to {last}]')",
-        first = OURS.len() + 1,
-        from_us = in_us("l.locked_at"),
         last = HISTORY - 1,
     )
 }
@@ -195,8 +211,7 @@ fn acquire(table: &str, failover_grace: Duration) -> String {
          ), {epoch}, granted AS (
             INSERT INTO {table} AS l (name, lock_until, lease_until, locked_at, locked_by, token, lease_us, ttl_ms, state,
                 holder, past)
-            SELECT $1, {NOW} {PLUS} {lease}, {NOW} {PLUS} {lease}, {NOW}, $2, {NOW_US}, $3, $6, 'held',
-                $5::pg_catalog.jsonb, '[]'
+            SELECT $1, {NOW} {PLUS} {lease}, {NOW} {PLUS} {lease}, {NOW}, $2, {NOW_US}, $3, $6, 'held', {holder}, '[]'
             FROM turns WHERE turn AND {NOW_US} {LT} $7
                 AND ((SELECT left_us FROM epoch) {EQ} 0
                     OR EXISTS (SELECT FROM {table} AS l WHERE l.name {EQ} $1 AND {is_own}))
@@ -208,9 +223,9 @@ fn acquire(table: &str, failover_grace: Duration) -> String {
                     ELSE greatest(coalesce(l.token, 0) {PLUS} $4, {NOW_US}) END,
                 prev_token = CASE WHEN {is_own} THEN l.prev_token ELSE l.token END,
                 lease_us = {longest}, ttl_ms = CASE WHEN {is_own} THEN greatest(l.ttl_ms, $6) ELSE $6 END,
-                state = 'held', holder = $5::pg_catalog.jsonb,
+                state = 'held', holder = {holder},
                 past = CASE WHEN l.locked_by {NE} $2 AND {IS_OURS} AND l.state {EQ} 'held' THEN {lapsed}
-                    ELSE coalesce(l.past, '[]') END,
+                    ELSE {history} END,
                 waiters = CASE WHEN {is_own} OR $10 THEN l.waiters ELSE {behind} END
             WHERE ({is_own}) {EQ} {is_live}
                 AND (NOT {IS_OURS} OR (l.token IS NOT NULL AND (l.state {EQ} 'free' OR l.state {EQ} 'resting'
@@ -218,7 +233,7 @@ fn acquire(table: &str, failover_grace: Duration) -> String {
                         AND l.holder {MATCHES} '$ ? (@.name.type() == \"string\" && @.host.type() == \"string\"
                             && @.pid >= 0 && @.pid <= 4294967295)'))))
                 AND (l.locked_by {NE} $2 OR l.state {EQ} 'held')
-                AND NOT (coalesce(l.past, '[]') {CONTAINS}
+                AND NOT (({history}) {CONTAINS}
                     pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('grant', $9)))
                 AND coalesce(l.token, 0) {LT} ({most} {MINUS} $4)
                 AND {NOW_US} {LT} $7
@@ -234,7 +249,10 @@ fn acquire(table: &str, failover_grace: Duration) -> String {
         epoch = epoch::of(table, failover_grace),
         key = key(table),
         is_live = is_live(),
-        lapsed = past("lapsed", &in_us(&self::until())),
+        // Another client that takes over replaces `locked_by`.
+        holder = format!("$5::pg_catalog.jsonb {JOINED} pg_catalog.jsonb_build_object('grant', $9)"),
+        history = history(),
+        lapsed = past("lapsed", &in_us(&self::until()), ""),
         most = crate::lease::Token::LIMIT,
         behind = behind(),
         is_next = is_next(),
@@ -348,7 +366,7 @@ fn release(table: &str, notified: &str) -> String {
         "lock_until = {NOW} {PLUS} {cooldown}, lease_until = {NOW} {PLUS} {cooldown},
          state = CASE WHEN $3 {GT} 0 THEN 'resting' ELSE 'free' END, past = {past}",
         cooldown = microseconds("$3"),
-        past = past("released", NOW_US),
+        past = past("released", NOW_US, ""),
     );
     let condition =
         format!("l.locked_by {EQ} $2 AND l.state {EQ} 'held' AND ($5 IS NULL OR l.token {EQ} $5)");
@@ -395,8 +413,8 @@ fn changed(table: &str, set: &str, condition: &str, timeout: &str, notified: &st
     )
 }
 
-/// Returns the statement of an eviction. $1 name, $2 token, $3 the limit of a wait for the row. The history of a lock
-/// in a cooldown already has the grant.
+/// Returns the statement of an eviction. $1 name, $2 token, $3 the limit of a wait for the row, $4 who evicts and why, if
+/// that is known. The history of a lock in a cooldown already has the grant.
 fn evict(table: &str, notified: &str) -> String {
     format!(
         "WITH {settings}, changed AS (
@@ -412,7 +430,7 @@ fn evict(table: &str, notified: &str) -> String {
                     pg_catalog.jsonb_build_object('token', $2, 'end', 'evicted')))) AS is_over
          FROM settings",
         settings = settings("$3"),
-        past = past("evicted", NOW_US),
+        past = past("evicted", NOW_US, ", 'evicted', $4::pg_catalog.jsonb"),
         free = is_free(),
     )
 }

@@ -16,7 +16,7 @@ use crate::clock::{Deadline, micros};
 use crate::diagnosis::Examined;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{self, Capabilities, Claim, End, Grant, Holder, Id, Swept, Token};
+use crate::lease::{self, Capabilities, Claim, End, Eviction, Grant, Holder, Id, Swept, Token};
 use crate::runtime::hand_off::MAX_TOKENS;
 use crate::stores::on_server::grace;
 use crate::stores::on_server::notifications::Calls;
@@ -176,7 +176,12 @@ impl ServerLeases for RedisLeases {
         self.change(&grant.name, &script).await
     }
 
-    async fn evict(&self, name: &LockName, token: Token) -> Result<EvictionAnswer, StoreError> {
+    async fn evict(
+        &self,
+        name: &LockName,
+        token: Token,
+        _: Option<&Eviction>,
+    ) -> Result<EvictionAnswer, StoreError> {
         let mut script = self.about(&self.scripts.evict, name);
         script.arg(token.get()).arg(self.channel());
         Ok(match self.change(name, &script).await? {
