@@ -176,7 +176,7 @@ fn history() -> String {
 fn with_front(grant: &str, from_us: &str, until_us: &str, end: &str, more: &str) -> String {
     format!(
         "pg_catalog.jsonb_path_query_array(pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object(
-                'token', l.token, 'grant', {grant}, 'holder', (l.holder {MINUS} 'value') {MINUS} 'grant',
+                'token', l.token, 'grant', {grant}, 'holder', (l.holder::pg_catalog.jsonb {MINUS} 'value') {MINUS} 'grant',
                 'from_us', {from_us}, 'until_us', {until_us}, 'end', '{end}'{more}))
             {JOINED} coalesce(l.past, '[]'), '$[0 to {last}]')",
         last = HISTORY - 1,
