@@ -192,11 +192,22 @@ async fn the_longest_grace_of_all_clients_counts() {
     granted(&*open(&shorter).await).await;
 }
 
+/// The grace begins again once, when a claim notices it, and then passes.
 #[tokio::test]
 async fn a_clock_that_was_set_back_does_not_prolong_the_grace() {
     let (_fresh, url) = known().await;
-    change_epoch(&url, "jsonb_set(holder, '{since_us}', '8000000000000000')").await;
-    assert!(refused(&*open(&url).await).await.lapses_within.unwrap() <= GRACE);
+    let store = open(&url).await;
+    for ahead in [1, 3_600, 6_000_000_000_i64] {
+        wait_for(&url, GRACE.as_secs()).await;
+        store.release(&mut granted(&*store).await, None).await.unwrap();
+        let since = format!("to_jsonb((extract(epoch FROM clock_timestamp()) + {ahead})::int8 * 1000000)");
+        change_epoch(&url, &format!("jsonb_set(holder, '{{since_us}}', {since})")).await;
+        assert!(refused(&*store).await.lapses_within.unwrap() <= GRACE);
+        wait_for(&url, GRACE.as_secs() / 2).await;
+        assert!(refused(&*store).await.lapses_within.unwrap() <= GRACE / 2);
+    }
+    wait_for(&url, GRACE.as_secs()).await;
+    granted(&*store).await;
 }
 
 #[tokio::test]

@@ -122,6 +122,68 @@ async fn an_eviction_wakes_the_first_waiter(storage: &str) {
 }
 
 #[cfg(feature = "postgres")]
+mod connections {
+    use leasehold_testkit::stores::postgres::{psql, table};
+
+    use super::*;
+
+    /// Waits until the role `user` has this many connections.
+    async fn connected(url: &str, user: &str, count: usize) {
+        let sql = format!("SELECT count(*) FROM pg_stat_activity WHERE usename = '{user}'");
+        within("the connections", async {
+            while psql(url, &sql).await != count.to_string() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+    }
+
+    /// Creates a user of the table who may have this many connections, and returns it and its URL.
+    async fn user(fresh: &Fresh, limit: usize) -> (String, String) {
+        let (url, table) = (fresh.url(), table(fresh.url()));
+        let user = table.replace("locks", "user");
+        let sql = format!(
+            "CREATE ROLE {user} LOGIN CONNECTION LIMIT {limit}; GRANT SELECT, INSERT, UPDATE ON {table} TO {user}"
+        );
+        psql(url, &sql).await;
+        let url = url.replace("leasehold@", &format!("{user}@"));
+        (user, url)
+    }
+
+    /// No pause ends on the waiter's clock, so its notification arrives on the only connection that it has.
+    #[tokio::test]
+    async fn a_waiting_process_has_one_connection_to_postgresql() {
+        let fresh = stores::fresh("postgres");
+        let (user, url) = user(&fresh, 2).await;
+        let holder = opened(fresh.url(), Env::system()).await;
+        let mut grant = granted(&*holder).await;
+        let first = waiter(&url, without_pauses(1), &*holder, 0).await;
+        holder.release(&mut grant, None).await.unwrap();
+        let (store, mut grant, _) = within("the waiter", first).await.unwrap();
+        connected(fresh.url(), &user, 1).await;
+        store.release(&mut grant, None).await.unwrap();
+    }
+
+    /// The waiter cannot open a connection for notifications, so it polls.
+    #[tokio::test]
+    async fn a_waiter_that_may_have_one_connection_gets_the_lock() {
+        let fresh = stores::fresh("postgres");
+        let (_, url) = user(&fresh, 1).await;
+        let holder = opened(fresh.url(), Env::system()).await;
+        let mut grant = granted(&*holder).await;
+        let first = waiter(&url, Env::system(), &*holder, 0).await;
+        let refused = opened(&url, Env::system()).await;
+        let mut claim = claim(&*refused, "refused");
+        claim.store_timeout = std::time::Duration::from_millis(300);
+        let error = leasehold::Error::from(refused.try_acquire(&claim).await.unwrap_err());
+        assert!(error.to_string().contains("53300"), "{error:?}");
+        assert!(error.help().iter().any(|help| help.contains("max_connections")), "{error:?}");
+        holder.release(&mut grant, None).await.unwrap();
+        within("the waiter", first).await.unwrap();
+    }
+}
+
+#[cfg(feature = "postgres")]
 mod poolers {
     use leasehold::Locker;
     use leasehold::doctor::{CheckStatus, Examination};

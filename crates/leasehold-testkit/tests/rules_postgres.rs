@@ -2,6 +2,7 @@
 
 mod connections;
 mod durability;
+mod search_path;
 mod shedlock;
 mod tables;
 
@@ -9,8 +10,8 @@ use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::error::StoreError;
-use leasehold::lease::{AcquireOutcome, Claim, LeaseStore, Released, Renewal, State, Status, Ttl};
-use leasehold::{ErrorKind, Holder, LockName};
+use leasehold::lease::{AcquireOutcome, Claim, End, LeaseStore, Released, Renewal, State, Status, Ttl};
+use leasehold::{ErrorKind, Eviction, Holder, LockName};
 use leasehold_testkit::harness::Fresh;
 use leasehold_testkit::process::within;
 use leasehold_testkit::servers::{Server, with_option};
@@ -289,6 +290,19 @@ async fn a_grant_with_another_token_is_neither_renewed_nor_released() {
     assert!(matches!(store.renew(&mut second).await.unwrap(), Renewal::Renewed));
 }
 
+#[tokio::test]
+async fn an_eviction_is_kept_in_the_history_with_its_reason() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    for why in [Some(Eviction::new("bob@ci-8", "the machine is \"gone\"")), None] {
+        let mut grant = granted(&*store).await;
+        store.evict(&lock(), grant.token, why.as_ref()).await.unwrap();
+        let history = store.inspect(&lock()).await.unwrap().history;
+        assert_eq!((history[0].token, &history[0].evicted), (grant.token, &why));
+        assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Lost(_)));
+    }
+}
+
 /// The row looks as if the server's clock had been set back by an hour since the release.
 #[tokio::test]
 async fn a_released_lock_is_free_whatever_its_time() {
@@ -460,11 +474,13 @@ async fn the_first_row_format_is_still_read_and_written() {
     let by = format!("leasehold:{}", claim.id);
     let same = format!(
         "locked_by = '{by}', prev_token IS NULL, lease_us, ttl_ms, state, past,
-         holder = '{{\"name\":\"alice\",\"host\":\"ci-7\",\"pid\":4121,\"note\":\"make deploy\"}}'"
+         holder = '{{\"name\":\"alice\",\"host\":\"ci-7\",\"pid\":4121,\"note\":\"make deploy\",\"grant\":\"{}\"}}'",
+        claim.id
     );
     assert_eq!(cells(fresh.url(), &same).await, "t|t|35450000|30000|held|[]|t");
     store.release(&mut grant, None).await.unwrap();
-    let past = "state, past->0->>'grant', past->0->>'token', past->0->>'end', past->0->'holder' = holder,
+    let past =
+        "state, past->0->>'grant', past->0->>'token', past->0->>'end', past->0->'holder' = holder - 'grant',
         past->0->'until_us' > past->0->'from_us', jsonb_array_length(past)";
     let expected = format!("free|{}|{}|released|t|t|1", claim.id, grant.token);
     assert_eq!(cells(fresh.url(), past).await, expected);

@@ -39,6 +39,8 @@ struct Inner {
     maybe_applied: bool,
     /// Whether other clients changed the record at every attempt, although the store responded.
     contended: bool,
+    /// Whether the store responded that it has no room for another client.
+    full: bool,
     source: Option<Source>,
 }
 
@@ -115,6 +117,7 @@ impl Error {
             refused_by: None,
             maybe_applied: false,
             contended: false,
+            full: false,
             source: None,
         }))
     }
@@ -240,6 +243,11 @@ impl Error {
     pub(crate) fn is_contended(&self) -> bool {
         self.0.contended
     }
+
+    /// Returns whether the store responded that it has no room for another client.
+    pub(crate) fn is_full(&self) -> bool {
+        self.0.full
+    }
 }
 
 impl fmt::Display for Error {
@@ -313,12 +321,21 @@ pub struct Fault {
     pub retry_after: Option<Duration>,
     /// Whether other clients changed the record at every attempt.
     contended: bool,
+    /// Whether the store has no room for another client.
+    full: bool,
 }
 
 impl Fault {
     /// Creates a fault with this `kind` and `message`.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: clean(message.into()), help: None, retry_after: None, contended: false }
+        Self {
+            kind,
+            message: clean(message.into()),
+            help: None,
+            retry_after: None,
+            contended: false,
+            full: false,
+        }
     }
 
     /// Creates a fault of kind [`ErrorKind::Unavailable`], which may be retried.
@@ -330,6 +347,18 @@ impl Fault {
     /// not count this time as an outage.
     pub(crate) fn contended(message: impl Into<String>) -> Self {
         Self { contended: true, ..Self::unavailable(message) }
+    }
+
+    /// Creates the fault of a store that has no room for another client. The store did respond, so a waiter keeps trying
+    /// as long as after an earlier response.
+    #[cfg(any(feature = "postgres", feature = "redis"))]
+    pub(crate) fn full(message: impl Into<String>) -> Self {
+        Self { full: true, ..Self::unavailable(message) }
+    }
+
+    #[cfg(any(feature = "postgres", feature = "redis"))]
+    pub(crate) fn is_full(&self) -> bool {
+        self.full
     }
 
     /// Sets advice on what to do about the fault.
@@ -405,6 +434,7 @@ impl From<StoreError> for Error {
         let mut error = Self::new(fault.kind, fault.message);
         error.0.help.extend(fault.help);
         error.0.contended = fault.contended;
+        error.0.full = fault.full;
         error
     }
 }

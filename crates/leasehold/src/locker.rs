@@ -143,7 +143,7 @@ impl Locker {
         Ok(self.store().evict(name, token, None).instrument(span).await?)
     }
 
-    /// Does the same as [`evict`](Self::evict). On SQLite, S3, GCS, Azure, DynamoDB and Kubernetes, the lock's
+    /// Does the same as [`evict`](Self::evict). On SQLite, S3, GCS, Azure, DynamoDB, Kubernetes and PostgreSQL, the lock's
     /// [history](Status::history) also records who decided it and why.
     ///
     /// Not cancel safe, like [`evict`](Self::evict).

@@ -52,6 +52,35 @@ async fn shedlocks_statements_and_leasehold_exclude_each_other() {
     assert!(!shedlock.unlock().await && !shedlock.lock(60).await);
 }
 
+/// ShedLock's grant replaces the id of the one before, which must be in the history when the claim of that id arrives
+/// late.
+#[tokio::test]
+async fn a_grant_that_shedlock_replaced_is_not_granted_again() {
+    let fresh = fresh();
+    let (store, shedlock) = (open(fresh.url()).await, ShedLock(fresh.url()));
+    let first = claim(&*store);
+    let grant = granted_to(&*store, &first).await;
+    lapse(fresh.url()).await;
+    let is_lost = async || matches!(store.try_acquire(&first).await.unwrap(), AcquireOutcome::Lost(_));
+    assert!(shedlock.lock(60).await);
+    assert!(is_lost().await, "held by ShedLock");
+    assert!(shedlock.unlock().await);
+    assert!(is_lost().await, "freed by ShedLock");
+    let ended = async || {
+        let history = store.inspect(&lock()).await.unwrap().history;
+        history.iter().map(|past| (past.grant, past.token, past.end)).collect::<Vec<_>>()
+    };
+    let expected = vec![(first.id, grant.token, End::Lapsed)];
+    assert_eq!(ended().await, expected);
+    let mut second = granted(&*store).await;
+    assert_eq!(ended().await, expected);
+    assert!(is_lost().await, "taken by another claim");
+    store.release(&mut second, None).await.unwrap();
+    assert!(shedlock.lock(0).await);
+    assert_eq!(ended().await.len(), 2, "a grant that was released is already there");
+    assert!(is_lost().await, "freed by another claim");
+}
+
 /// Old versions of ShedLock unlock by the name alone, even when their own lock has expired.
 #[tokio::test]
 async fn an_unlock_of_another_clients_row_ends_no_lease() {

@@ -71,6 +71,7 @@ impl Outage {
         if error.is_contended() {
             self.end();
         }
+        self.has_answered |= error.is_full();
         let env = self.opened.store.env();
         let pause = env.random.jittered(self.pause, 0.5);
         if pause >= self.left() {
@@ -101,12 +102,31 @@ mod tests {
     use crate::lease::StoreOptions;
     use crate::stores::memory::MemoryRegister;
 
-    #[tokio::test(start_paused = true)]
-    async fn losing_to_other_clients_is_not_an_outage() {
+    fn opened() -> (Arc<OpenStore>, Env) {
         let env = Env::seeded(Arc::new(TestClock::default()), 1);
         let register = Arc::new(MemoryRegister::new(env.clone()));
         let options = StoreOptions { env: env.clone(), ..StoreOptions::default() };
-        let opened = Arc::new(OpenStore::new(Arc::new(RegisterLeases::new(register, options)), None, None));
+        (Arc::new(OpenStore::new(Arc::new(RegisterLeases::new(register, options)), None, None)), env)
+    }
+
+    #[cfg(any(feature = "postgres", feature = "redis"))]
+    #[tokio::test(start_paused = true)]
+    async fn a_store_without_room_for_a_client_is_asked_for_5_minutes() {
+        let (opened, env) = opened();
+        for (configured, limit) in [(None, OUTAGE), (Some(Duration::from_secs(20)), Duration::from_secs(20))]
+        {
+            let began = env.now();
+            let mut outage = Outage::new(&opened, "x", configured);
+            while outage.pause_after(Fault::full("too many connections").not_applied().into()).await.is_ok() {
+            }
+            let tried_for = env.now().longest_since(began);
+            assert!(tried_for <= limit && tried_for + 2 * LONGEST_PAUSE > limit, "{tried_for:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn losing_to_other_clients_is_not_an_outage() {
+        let (opened, env) = opened();
         for (fault, ends) in
             [(Fault::unavailable("no answer"), true), (Fault::contended("it changed"), false)]
         {

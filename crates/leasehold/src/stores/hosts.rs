@@ -88,7 +88,9 @@ pub(super) fn none_of(failed: Vec<StoreError>) -> StoreError {
     let kind =
         failed.first().filter(|_| final_kind).map_or(ErrorKind::Unavailable, |error| error.fault().kind);
     let messages: Vec<_> = failed.iter().map(ToString::to_string).collect();
-    let fault = Fault::new(kind, messages.join("; "));
+    let is_full = failed.iter().any(|error| error.fault().is_full());
+    let message = messages.join("; ");
+    let fault = if is_full { Fault::full(message) } else { Fault::new(kind, message) };
     match failed.into_iter().find_map(|error| error.fault().help.clone()) {
         Some(help) => fault.with_help(help).not_applied(),
         None => fault.not_applied(),

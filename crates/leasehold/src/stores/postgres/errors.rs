@@ -142,6 +142,10 @@ fn fault(answer: &DbError, table: &Table) -> Fault {
                 "a column of the table {name:?} is too short for the value: ALTER TABLE ... ALTER COLUMN name TYPE text"
             ),
         ),
+        "53300" => return full(format!("PostgreSQL reports: {said} ({})", code.code())),
+        "08P01" if ["no more connections", "too many"].iter().any(|words| said.contains(words)) => {
+            return full(format!("pgbouncer reports: {said} ({})", code.code()));
+        }
         "08P01" if said.contains("startup parameter") => {
             (ErrorKind::Unsupported, "a pooler responded, and not the server itself".to_owned())
         }
@@ -168,6 +172,14 @@ fn fault(answer: &DbError, table: &Table) -> Fault {
         },
     };
     Fault::new(kind, format!("PostgreSQL reports: {said} ({})", code.code())).with_help(help)
+}
+
+/// Returns the error of a server or a pooler that accepts no more connections.
+fn full(message: String) -> Fault {
+    Fault::full(message).with_help(
+        "a process that waits for locks or holds them needs one connection: raise max_connections, or the limit of the user, \
+         the database or the pooler",
+    )
 }
 
 /// Returns a transient error, because clients also see it during a failover.

@@ -192,12 +192,14 @@ impl ServerLeases for PostgresLeases {
         &self,
         name: &LockName,
         token: Token,
-        _: Option<&Eviction>,
+        why: Option<&Eviction>,
     ) -> Result<EvictionAnswer, StoreError> {
         let timeout = milliseconds(attempt_limit(Ttl::DEFAULT));
         let token = number(token.get());
-        let parameters: [Parameter<'_>; 3] =
-            [(&name.as_str(), Type::TEXT), (&token, Type::INT8), (&timeout, Type::TEXT)];
+        let why =
+            why.map(serde_json::to_string).transpose().map_err(|error| refused("the reason", &error))?;
+        let parameters: [Parameter<'_>; 4] =
+            [(&name.as_str(), Type::TEXT), (&token, Type::INT8), (&timeout, Type::TEXT), (&why, Type::TEXT)];
         let rows = self.rows(Effect::Writes, &self.statements.evict, &parameters).await?;
         let row = only(&rows)?;
         Ok(EvictionAnswer { is_changed: cell(row, "is_changed")?, is_over: cell(row, "is_over")? })
@@ -295,14 +297,18 @@ impl ServerLeases for PostgresLeases {
 
 /// Returns `holder` as JSON.
 pub(super) fn as_json(holder: &Holder) -> Result<String, StoreError> {
-    let refused =
-        |why: &str| Fault::new(ErrorKind::Invalid, format!("the holder or its note: {why}")).not_applied();
+    const WHAT: &str = "the holder or its note";
     if [&holder.name, &holder.host].into_iter().any(|text| text.contains('\0'))
         || [&holder.note, &holder.value].into_iter().flatten().any(|text| text.contains('\0'))
     {
-        return Err(refused("PostgreSQL stores no NUL characters"));
+        return Err(refused(WHAT, &"PostgreSQL stores no NUL characters"));
     }
-    serde_json::to_string(holder).map_err(|error| refused(&error.to_string()))
+    serde_json::to_string(holder).map_err(|error| refused(WHAT, &error))
+}
+
+/// Returns the error for a text that cannot be stored.
+fn refused(what: &str, why: &dyn std::fmt::Display) -> StoreError {
+    Fault::new(ErrorKind::Invalid, format!("{what}: {why}")).not_applied()
 }
 
 /// Returns how long a statement waits for a locked row. The wait is short and repeated, because it occupies a

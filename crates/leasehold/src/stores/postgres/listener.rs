@@ -1,4 +1,4 @@
-//! Listens for notifications of released locks, on one connection that is open while this process waits for locks.
+//! Listens for notifications of released locks while this process waits for locks. Requests use the same connection.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,6 +11,7 @@ use tokio_postgres::types::Type;
 use super::connect::{Link, MARK};
 use super::errors::{self, Effect};
 use super::sessions::{Purpose, Sessions};
+use super::sql::EQ;
 use super::statements::{Parameter, channel};
 use crate::clock::timeout;
 use crate::diagnosis::{CheckStatus, Finding};
@@ -27,6 +28,9 @@ const EXAMINATION: Duration = Duration::from_secs(2);
 /// The pauses after a failed connection.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Notifies the channel $1 of $2.
+pub(super) const NOTIFY: &str = "SELECT pg_catalog.pg_notify($1, $2)::pg_catalog.text";
 
 /// Receives notifications.
 #[derive(Debug)]
@@ -88,12 +92,12 @@ impl Listener {
         }
         let tried = async {
             let (notified, mut notifications) = unbounded_channel();
-            let link = self.sessions.listening(notified).await?;
-            self.listen(&link).await?;
+            let session = self.sessions.open(Some(notified)).await?;
+            self.listen(session.link()).await?;
             let channel = channel(&table.sql);
             let parameters: [Parameter<'_>; 2] = [(&channel, Type::TEXT), (&PROBE, Type::TEXT)];
             let mut used = self.sessions.take(Purpose::Contend).await?;
-            used.query(Effect::None, "SELECT pg_notify($1, $2)::text", &parameters).await?;
+            used.query(Effect::None, NOTIFY, &parameters).await?;
             while notifications.recv().await.is_some_and(|key| key != PROBE) {}
             Ok::<_, StoreError>(())
         };
@@ -117,11 +121,12 @@ impl Listener {
 
     async fn receive(&self, pause: &mut Duration) -> Result<(), StoreError> {
         let (notified, mut notifications) = unbounded_channel();
-        let link = self.sessions.listening(notified).await?;
-        self.listen(&link).await?;
+        let session = self.sessions.open(Some(notified)).await?;
+        self.listen(session.link()).await?;
+        self.sessions.add(session);
         *pause = SHORTEST_PAUSE;
         self.calls.call_all();
-        while !self.calls.are_unused() {
+        loop {
             match timeout(&*self.env.clock, UNUSED, notifications.recv()).await {
                 Some(Some(key)) => self.calls.call(&key),
                 Some(None) => {
@@ -129,8 +134,10 @@ impl Listener {
                 }
                 None => {}
             }
+            if self.calls.are_unused() && self.sessions.stop_listening().await {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
     /// Sends `LISTEN`. Fails behind a pooler, where `LISTEN` would apply to one of the pooler's connections.
@@ -153,9 +160,13 @@ impl Listener {
     }
 }
 
+/// Returns the query whether the connection began with the setting [`MARK`].
+pub(super) fn has_mark() -> String {
+    format!("SELECT pg_catalog.current_setting('{MARK}', true) {EQ} 'on'")
+}
+
 /// Returns whether `link` is connected to the server itself and not to a pooler.
 async fn is_direct(link: &Link) -> Result<bool, tokio_postgres::Error> {
-    let sql = format!("SELECT current_setting('{MARK}', true) = 'on'");
-    let rows = link.client.query_typed(&sql, &[]).await?;
+    let rows = link.client.query_typed(&has_mark(), &[]).await?;
     Ok(rows.first().map(|row| row.try_get::<_, Option<bool>>(0)).transpose()?.flatten() == Some(true))
 }

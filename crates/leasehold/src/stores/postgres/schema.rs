@@ -12,17 +12,17 @@ use super::server;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::retry::RetryBudget;
 
-/// The columns that ShedLock also uses.
+/// The columns that ShedLock also uses, and their types in the schema `pg_catalog`.
 const SHARED_COLUMNS: &[(&str, &str)] =
     &[("name", "text"), ("lock_until", "timestamp"), ("locked_at", "timestamp"), ("locked_by", "text")];
 
 /// The columns that only leasehold uses.
 pub(super) const OWN_COLUMNS: &[(&str, &str)] = &[
     ("lease_until", "timestamp"),
-    ("token", "bigint"),
-    ("prev_token", "bigint"),
-    ("lease_us", "bigint"),
-    ("ttl_ms", "bigint"),
+    ("token", "int8"),
+    ("prev_token", "int8"),
+    ("lease_us", "int8"),
+    ("ttl_ms", "int8"),
     ("state", "text"),
     ("holder", "jsonb"),
     ("past", "jsonb"),
@@ -31,20 +31,23 @@ pub(super) const OWN_COLUMNS: &[(&str, &str)] = &[
 
 /// Returns the statement that creates the table. The fill factor leaves room in the pages, so that a renewal updates no
 /// index.
-fn create(table: &Table) -> String {
-    let own: Vec<_> = OWN_COLUMNS.iter().map(|(name, kind)| format!("{name} {kind}")).collect();
+pub(super) fn create(table: &Table) -> String {
+    let own: Vec<_> = OWN_COLUMNS.iter().map(|(name, kind)| format!("{name} pg_catalog.{kind}")).collect();
     format!(
-        "CREATE TABLE IF NOT EXISTS {} (name text COLLATE \"C\" PRIMARY KEY, lock_until timestamp NOT NULL,
-            locked_at timestamp NOT NULL, locked_by text NOT NULL, {}) WITH (fillfactor = 70)",
+        "CREATE TABLE IF NOT EXISTS {} (name pg_catalog.text COLLATE pg_catalog.\"C\" PRIMARY KEY,
+            lock_until pg_catalog.timestamp NOT NULL, locked_at pg_catalog.timestamp NOT NULL,
+            locked_by pg_catalog.text NOT NULL, {}) WITH (fillfactor = 70)",
         table.sql,
         own.join(", ")
     )
 }
 
 /// Returns the statement that adds leasehold's columns to a table of ShedLock.
-fn extend(table: &Table) -> String {
-    let own: Vec<_> =
-        OWN_COLUMNS.iter().map(|(name, kind)| format!("ADD COLUMN IF NOT EXISTS {name} {kind}")).collect();
+pub(super) fn extend(table: &Table) -> String {
+    let own: Vec<_> = OWN_COLUMNS
+        .iter()
+        .map(|(name, kind)| format!("ADD COLUMN IF NOT EXISTS {name} pg_catalog.{kind}"))
+        .collect();
     format!("ALTER TABLE {} {}", table.sql, own.join(", "))
 }
 
@@ -105,22 +108,19 @@ pub(super) struct Flaws {
     pub(super) wrong: Vec<String>,
 }
 
-/// Returns the types that are accepted for a column that leasehold creates as `kind`.
-fn accepted(kind: &str) -> &[&str] {
-    match kind {
-        "text" => &["text", "character varying"],
-        "timestamp" => &["timestamp without time zone"],
-        "bigint" => &["bigint"],
-        "jsonb" => &["jsonb"],
-        _ => &[],
-    }
-}
+/// Reads the columns of the table $1, and their types. A type of another schema has that schema in its name.
+pub(super) const COLUMNS: &str = "SELECT a.attname::pg_catalog.text,
+        CASE WHEN n.nspname OPERATOR(pg_catalog.=) 'pg_catalog' THEN t.typname::pg_catalog.text
+            ELSE pg_catalog.concat(n.nspname, '.', t.typname) END AS kind
+    FROM pg_catalog.pg_attribute AS a
+        JOIN pg_catalog.pg_type AS t ON t.oid OPERATOR(pg_catalog.=) a.atttypid
+        JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) t.typnamespace
+    WHERE a.attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1) AND a.attnum OPERATOR(pg_catalog.>) 0
+        AND NOT a.attisdropped";
 
 /// Compares the columns of the table with those that leasehold needs.
 pub(super) async fn flaws(link: &Link, table: &Table) -> Result<Flaws, StoreError> {
-    let sql = "SELECT attname::text, format_type(atttypid, NULL) AS kind FROM pg_attribute
-        WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped";
-    let rows = link.client.query_typed(sql, &[(&table.sql, Type::TEXT)]).await;
+    let rows = link.client.query_typed(COLUMNS, &[(&table.sql, Type::TEXT)]).await;
     let rows = rows.map_err(|error| errors::of_statement(&error, Effect::None, table))?;
     let there = rows.iter().map(|row| Ok((cell(row, "attname")?, cell(row, "kind")?)));
     let there = there.collect::<Result<Vec<(String, String)>, StoreError>>()?;
@@ -128,7 +128,8 @@ pub(super) async fn flaws(link: &Link, table: &Table) -> Result<Flaws, StoreErro
     for (name, kind) in SHARED_COLUMNS.iter().chain(OWN_COLUMNS) {
         match there.iter().find(|(there, _)| there == name) {
             None => flaws.missing.push((*name).to_owned()),
-            Some((_, is)) if !accepted(kind).contains(&is.as_str()) => {
+            // ShedLock's texts are `varchar`.
+            Some((_, is)) if is != kind && (*kind, is.as_str()) != ("text", "varchar") => {
                 flaws.wrong.push(format!("{name} {is} (instead of {kind})"));
             }
             Some(_) => {}

@@ -9,7 +9,8 @@ use tokio_postgres::types::Type;
 use super::config::Table;
 use super::connect::Link;
 use super::errors::{self, Effect};
-use super::sql::NOW_US;
+use super::schema::OWN_COLUMNS;
+use super::sql::{EQ, GE, LE, NE, NOW_US};
 use super::statements::Parameter;
 use crate::clock::timeout;
 use crate::env::Env;
@@ -33,6 +34,9 @@ pub(super) struct ServerInfo {
     pub(super) persistence: Option<String>,
     /// The columns for times whose type is unsuitable, with their types.
     pub(super) wrong_times: Option<String>,
+    /// The columns of leasehold that the table lacks. PostgreSQL reads `l.token` of a table without that column as a
+    /// call of a function `token`, which another user may have created.
+    pub(super) missing: Option<String>,
 }
 
 /// Checks that locks are safe on this server, as far as one query shows it.
@@ -42,17 +46,32 @@ pub(super) async fn checked(link: &Link, table: &Table, env: &Env) -> Result<Ser
     Ok(info)
 }
 
+/// Returns the query for the properties of a server and of its table $1.
+pub(super) fn query_of() -> String {
+    let columns: Vec<_> = OWN_COLUMNS.iter().map(|(name, _)| format!("('{name}')")).collect();
+    format!(
+        "SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('transaction_read_only') {EQ} 'on',
+            pg_catalog.current_setting('server_version_num')::pg_catalog.int8, {NOW_US}, c.relkind::pg_catalog.text,
+            c.relpersistence::pg_catalog.text,
+            (SELECT pg_catalog.string_agg(
+                    pg_catalog.concat(a.attname, ' ', pg_catalog.format_type(a.atttypid, a.atttypmod)), ', '
+                    ORDER BY a.attname)
+                FROM pg_catalog.pg_attribute AS a
+                WHERE a.attrelid {EQ} c.oid AND NOT a.attisdropped
+                    AND (a.attname {EQ} 'lock_until' OR a.attname {EQ} 'locked_at' OR a.attname {EQ} 'lease_until')
+                    AND (a.atttypid {NE} 'pg_catalog.timestamp'::pg_catalog.regtype
+                        OR (a.atttypmod {GE} 0 AND a.atttypmod {LE} 2))),
+            (SELECT pg_catalog.string_agg(own.name, ', ') FROM (VALUES {columns}) AS own (name)
+                WHERE c.oid IS NOT NULL AND NOT EXISTS (SELECT FROM pg_catalog.pg_attribute AS a
+                    WHERE a.attrelid {EQ} c.oid AND NOT a.attisdropped AND a.attname {EQ} own.name))
+         FROM (SELECT pg_catalog.to_regclass($1) AS oid) AS t LEFT JOIN pg_catalog.pg_class AS c ON c.oid {EQ} t.oid",
+        columns = columns.join(", ")
+    )
+}
+
 /// Queries the properties of a server and its table.
 pub(super) async fn query(link: &Link, table: &Table, env: &Env) -> Result<ServerInfo, StoreError> {
-    let sql = format!(
-        "SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',
-            current_setting('server_version_num')::int8, {NOW_US}, c.relkind::text, c.relpersistence::text,
-            (SELECT string_agg(a.attname || ' ' || format_type(a.atttypid, a.atttypmod), ', ' ORDER BY a.attname)
-                FROM pg_attribute AS a
-                WHERE a.attrelid = c.oid AND a.attname IN ('lock_until', 'locked_at', 'lease_until') AND NOT a.attisdropped
-                    AND (a.atttypid <> 'timestamp without time zone'::regtype OR a.atttypmod BETWEEN 0 AND 2))
-         FROM (SELECT to_regclass($1) AS oid) AS t LEFT JOIN pg_class AS c ON c.oid = t.oid"
-    );
+    let sql = query_of();
     let parameters: [Parameter<'_>; 1] = [(&table.sql, Type::TEXT)];
     let asked = link.client.query_typed(&sql, &parameters);
     let rows = match timeout(&*env.clock, LIMIT, asked).await {
@@ -78,6 +97,7 @@ fn parse(row: &Row) -> Result<ServerInfo, tokio_postgres::Error> {
         kind: row.try_get(4)?,
         persistence: row.try_get(5)?,
         wrong_times: row.try_get(6)?,
+        missing: row.try_get(7)?,
     })
 }
 
@@ -117,9 +137,14 @@ pub(super) fn check(info: &ServerInfo, host: &str, table: &Table) -> Result<(), 
             .with_help("create a separate table with `leasehold init`"));
         }
     }
-    match &info.wrong_times {
-        None => Ok(()),
-        Some(columns) => Err(refused(format!(
+    match (&info.wrong_times, &info.missing) {
+        (None, None) => Ok(()),
+        (None, Some(columns)) => Err(Fault::new(
+            ErrorKind::Invalid,
+            format!("the table {name:?} lacks columns that leasehold needs: {columns}"),
+        )
+        .with_help("add them: leasehold init (other clients ignore them)")),
+        (Some(columns), _) => Err(refused(format!(
             "the table {name:?} has the columns {columns}: their times depend on each session's TimeZone, or are too coarse"
         ))
         .with_help(
@@ -151,6 +176,7 @@ mod tests {
             (ServerInfo { persistence: Some("t".into()), ..good.clone() }, "ordinary"),
             (ServerInfo { kind: Some("v".into()), ..good.clone() }, "ordinary"),
             (ServerInfo { wrong_times: Some("lock_until timestamptz".into()), ..good.clone() }, "TimeZone"),
+            (ServerInfo { missing: Some("token".into()), ..good.clone() }, "token"),
         ] {
             let fault = check(&flaw, "h", &table).unwrap_err();
             assert!(fault.message.contains(named) && fault.help.is_some(), "{fault:?}");

@@ -41,15 +41,27 @@ pub(super) enum Purpose {
     Contend,
 }
 
+/// The time limit of a request to end notifications.
+const UNLISTEN: Duration = Duration::from_secs(5);
+
 /// The connections of a store.
 #[derive(Debug)]
 pub(super) struct Sessions {
     connector: Connector,
     env: Env,
-    idle: Mutex<Vec<Session>>,
+    idle: Mutex<Idle>,
     contenders: Arc<Semaphore>,
     renewals: Arc<Semaphore>,
     releases: Arc<Semaphore>,
+}
+
+/// The unused connections.
+#[derive(Debug, Default)]
+struct Idle {
+    /// The last one is used first. It is the connection for notifications if that is unused.
+    sessions: Vec<Session>,
+    /// How many of the connections that are in use are closed once they are no longer in use.
+    surplus: usize,
 }
 
 /// A connection to a primary whose table was checked.
@@ -61,6 +73,14 @@ pub(super) struct Session {
     answered: Moment,
     /// Whether the table existed. If not, the connection is not kept, so that the next one checks the table again.
     has_table: bool,
+    /// Whether the connection receives notifications.
+    listens: bool,
+}
+
+impl Session {
+    pub(super) fn link(&self) -> &Link {
+        &self.link
+    }
 }
 
 impl std::fmt::Debug for Session {
@@ -101,7 +121,7 @@ impl Sessions {
         self.connector.notifies()
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<Session>> {
+    fn idle(&self) -> MutexGuard<'_, Idle> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -115,7 +135,7 @@ impl Sessions {
         };
         let permit = permits.clone().acquire_owned().await.map_err(closed)?;
         let (session, permit) = loop {
-            let idle = self.idle().pop();
+            let idle = self.idle().sessions.pop();
             match idle {
                 Some(session) if session.link.client.is_closed() => {}
                 Some(session) => break (session, permit),
@@ -135,7 +155,7 @@ impl Sessions {
         let (give, given) = oneshot::channel();
         let sessions = self.clone();
         tokio::spawn(async move {
-            let opened = sessions.open().await.map(|session| (session, permit));
+            let opened = sessions.open(None).await.map(|session| (session, permit));
             if let Err(Ok((session, _permit))) = give.send(opened) {
                 sessions.keep(session);
             }
@@ -143,11 +163,14 @@ impl Sessions {
         given.await.unwrap_or_else(|_| Err(Fault::unavailable("the program is ending").not_applied()))
     }
 
-    /// Connects to the first server that is the primary.
-    async fn open(&self) -> Result<Session, StoreError> {
+    /// Connects to the first server that is the primary. The connection sends notifications to `notified`.
+    pub(super) async fn open(
+        &self,
+        notified: Option<UnboundedSender<String>>,
+    ) -> Result<Session, StoreError> {
         let mut failed = Vec::new();
         for host in self.connector.hosts() {
-            match self.open_at(host).await {
+            match self.open_at(host, notified.clone()).await {
                 Ok(session) => return Ok(session),
                 Err(error) => failed.push(error),
             }
@@ -155,27 +178,40 @@ impl Sessions {
         Err(none_of(failed))
     }
 
-    async fn open_at(&self, host: &Host) -> Result<Session, StoreError> {
-        let link = self.connector.connect(host, &self.env).await?;
+    async fn open_at(
+        &self,
+        host: &Host,
+        notified: Option<UnboundedSender<String>>,
+    ) -> Result<Session, StoreError> {
+        let listens = notified.is_some();
+        let link = self.connector.connect_for(host, &self.env, notified).await?;
         let info = server::checked(&link, self.table(), &self.env).await?;
         let now = self.env.now();
-        Ok(Session { link, clock: (info.clock_us, now), answered: now, has_table: info.kind.is_some() })
+        let has_table = info.kind.is_some();
+        Ok(Session { link, clock: (info.clock_us, now), answered: now, has_table, listens })
     }
 
-    /// Opens a connection to the primary for notifications.
-    pub(super) async fn listening(&self, notified: UnboundedSender<String>) -> Result<Link, StoreError> {
-        let mut failed = Vec::new();
-        for host in self.connector.hosts() {
-            let opened = async {
-                let link = self.connector.connect_for(host, &self.env, Some(notified.clone())).await?;
-                server::checked(&link, self.table(), &self.env).await.map(|_| link)
-            };
-            match opened.await {
-                Ok(link) => return Ok(link),
-                Err(error) => failed.push(error),
-            }
+    /// Uses the connection for notifications for requests too, and closes another one instead. So a process that waits
+    /// needs a single connection.
+    pub(super) fn add(&self, listening: Session) {
+        let mut idle = self.idle();
+        idle.sessions.retain(|other| !other.link.client.is_closed());
+        if idle.sessions.pop().is_none() {
+            idle.surplus += 1;
         }
-        Err(none_of(failed))
+        idle.sessions.push(listening);
+    }
+
+    /// Ends the notifications on their connection, and returns true, unless the connection is in use.
+    pub(super) async fn stop_listening(&self) -> bool {
+        let last = self.idle().sessions.pop_if(|session| session.listens);
+        let Some(mut session) = last else { return false };
+        let asked = session.link.client.batch_execute("UNLISTEN *");
+        if matches!(timeout(&*self.env.clock, UNLISTEN, asked).await, Some(Ok(()))) {
+            session.listens = false;
+            self.keep(session);
+        }
+        true
     }
 
     /// Opens a connection to the primary that is not part of the pool.
@@ -219,26 +255,32 @@ impl Sessions {
         }
         let now = self.env.now();
         let mut idle = self.idle();
-        idle.retain(|other| now.longest_since(other.answered) < IDLE && !other.link.client.is_closed());
-        if idle.len() < MOST {
-            idle.push(session);
+        idle.sessions.retain(|other| {
+            (other.listens || now.longest_since(other.answered) < IDLE) && !other.link.client.is_closed()
+        });
+        if !session.listens && idle.surplus > 0 {
+            idle.surplus -= 1;
+        } else if idle.sessions.len() < MOST {
+            let listening = idle.sessions.pop_if(|last| last.listens);
+            idle.sessions.push(session);
+            idle.sessions.extend(listening);
         }
     }
 
     /// Closes the connections on which nothing has arrived since `began`, when a request was sent that got no response.
     /// Those connections may be dead too, and each would cost an attempt.
     fn close_unanswered(&self, began: Moment) {
-        self.idle().retain(|session| session.answered.since_boot() > began.since_boot());
+        self.idle().sessions.retain(|session| session.answered.since_boot() > began.since_boot());
     }
 
     /// Closes the connections to `host`, which is no longer the primary.
     fn close_to(&self, host: &str) {
-        self.idle().retain(|session| session.link.host != host);
+        self.idle().sessions.retain(|session| session.link.host != host);
     }
 
     /// Closes the unused connections.
     pub(super) fn close_idle(&self) {
-        self.idle().clear();
+        self.idle().sessions.clear();
     }
 }
 

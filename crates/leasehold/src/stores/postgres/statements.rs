@@ -9,7 +9,10 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::config::Table;
 use super::epoch;
-use super::sql::{NOW, NOW_US, settings};
+use super::sql::{
+    CONTAINS, EQ, GE, GET, GET_TEXT, GT, JOINED, LE, LT, MATCHES, MINUS, NE, NOW, NOW_US, PLUS, TIMES, in_us,
+    microseconds, settings,
+};
 use crate::lease::{LONGEST_PAUSE, MAX_WAITERS, grace};
 use crate::stores::on_server::notifications::CALLED_BY;
 
@@ -52,7 +55,10 @@ impl Statements {
             renew: renew(table),
             release: release(table, &notified),
             evict: evict(table, &notified),
-            read: format!("SELECT {NOW_US} AS now_us, {} FROM {table} AS l WHERE l.name = $1", columns()),
+            read: format!(
+                "SELECT {NOW_US} AS now_us, {} FROM {table} AS l WHERE l.name {EQ} $1",
+                columns()
+            ),
             names: names(table),
             sweep: format!(
                 "WITH {} DELETE FROM {table} AS l USING settings WHERE {} RETURNING true",
@@ -61,62 +67,119 @@ impl Statements {
             ),
             would_sweep: format!("SELECT true FROM {table} AS l WHERE {}", is_old()),
             touch: format!(
-                "WITH {} UPDATE {table} AS l SET past = l.past FROM settings WHERE l.name = $1",
+                "WITH {} UPDATE {table} AS l SET past = l.past FROM settings WHERE l.name {EQ} $1",
                 settings("$2")
             ),
             join: join(table),
             leave: leave(table),
             note_epoch: epoch::note(table, failover_grace),
             is_shared: format!(
-                "SELECT EXISTS (SELECT FROM {table} AS l WHERE NOT {IS_OURS}) OR EXISTS (SELECT FROM pg_attribute
-                    WHERE attrelid = to_regclass($1) AND attname = 'name' AND atttypid <> 'text'::regtype) AS is_shared"
+                "SELECT EXISTS (SELECT FROM {table} AS l WHERE NOT {IS_OURS}) OR EXISTS (
+                    SELECT FROM pg_catalog.pg_attribute AS a
+                    WHERE a.attrelid {EQ} pg_catalog.to_regclass($1) AND a.attname {EQ} 'name'
+                        AND a.atttypid {NE} 'pg_catalog.text'::pg_catalog.regtype) AS is_shared"
             ),
             discard: format!(
-                "WITH {}, gone AS (
-                    DELETE FROM {table} AS l USING settings WHERE l.name = $1 AND {OURS_FREE} RETURNING l.name)
-                 SELECT NOT EXISTS (SELECT FROM {table} AS l WHERE l.name = $1) OR EXISTS (SELECT FROM gone) AS is_gone
+                "WITH {settings}, gone AS (
+                    DELETE FROM {table} AS l USING settings WHERE l.name {EQ} $1 AND {free} RETURNING l.name)
+                 SELECT NOT EXISTS (SELECT FROM {table} AS l WHERE l.name {EQ} $1) OR EXISTS (SELECT FROM gone)
+                    AS is_gone
                  FROM settings",
-                settings("$2")
+                settings = settings("$2"),
+                free = is_free(),
             ),
         }
+    }
+
+    /// Returns the text of each statement.
+    #[cfg(test)]
+    pub(super) fn texts(&self) -> [&str; 14] {
+        let Self { acquire, renew, release, evict, read, names, sweep, would_sweep, .. } = self;
+        let Self { is_shared, discard, touch, join, leave, note_epoch, .. } = self;
+        [
+            acquire,
+            renew,
+            release,
+            evict,
+            read,
+            names,
+            sweep,
+            would_sweep,
+            is_shared,
+            discard,
+            touch,
+            join,
+            leave,
+            note_epoch,
+        ]
+        .map(String::as_str)
     }
 }
 
 /// True for a row that leasehold wrote last.
-const IS_OURS: &str = "l.locked_by LIKE 'leasehold:%'";
+const IS_OURS: &str = "pg_catalog.starts_with(l.locked_by, 'leasehold:')";
 
-/// True for a lock that was released or evicted and has not been taken since.
-const OURS_FREE: &str = "l.locked_by LIKE 'leasehold:%' AND l.state = 'free'";
+/// Returns the condition that is true for a lock that was released or evicted and has not been taken since.
+fn is_free() -> String {
+    format!("{IS_OURS} AND l.state {EQ} 'free'")
+}
 
-/// True for a lock that is held or in a cooldown. A released lock stays free even if the server's clock is set back.
-/// Only leasehold writes `lease_until`. Old versions of ShedLock unlock any row, which shortens `lock_until`.
-const IS_LIVE: &str = "(CASE WHEN l.locked_by LIKE 'leasehold:%'
-    THEN l.state <> 'free' AND greatest(l.lock_until, l.lease_until) > timezone('utc', clock_timestamp())
-    ELSE l.lock_until > timezone('utc', clock_timestamp()) END)";
-
-/// The end of the lease or of the cooldown.
-const UNTIL: &str = "(CASE WHEN l.locked_by LIKE 'leasehold:%' THEN greatest(l.lock_until, l.lease_until)
-    ELSE l.lock_until END)";
-
-/// Returns the columns that [`super::record`] reads.
-fn columns() -> String {
+/// Returns the condition that is true for a lock that is held or in a cooldown. A released lock stays free even if the
+/// server's clock is set back. Only leasehold writes `lease_until`. Old versions of ShedLock unlock any row, which
+/// shortens `lock_until`.
+fn is_live() -> String {
     format!(
-        "l.locked_by::text, {IS_LIVE} AS is_live,
-         CASE WHEN isfinite({UNTIL}) THEN (extract(epoch FROM {UNTIL}) * 1000000)::int8 END AS until_us,
-         CASE WHEN isfinite(l.locked_at) THEN (extract(epoch FROM l.locked_at) * 1000000)::int8 END AS from_us,
-         l.token::int8, l.prev_token::int8, l.ttl_ms::int8, l.state::text, l.holder::text, l.past::text, l.waiters::text"
+        "(CASE WHEN {IS_OURS} THEN l.state {NE} 'free' AND greatest(l.lock_until, l.lease_until) {GT} {NOW}
+            ELSE l.lock_until {GT} {NOW} END)"
     )
 }
 
-/// Returns the history of the row `l`, with its current grant added at the front.
-fn past(end: &str, until_us: &str) -> String {
+/// Returns the SQL of the end of the lease or of the cooldown.
+fn until() -> String {
+    format!("(CASE WHEN {IS_OURS} THEN greatest(l.lock_until, l.lease_until) ELSE l.lock_until END)")
+}
+
+/// Returns the columns that [`super::record`] reads.
+fn columns() -> String {
+    let until = until();
     format!(
-        "jsonb_path_query_array(jsonb_build_array(jsonb_build_object('token', l.token,
-            'grant', substr(l.locked_by, {}), 'holder', l.holder - 'value',
-            'from_us', (extract(epoch FROM l.locked_at) * 1000000)::int8, 'until_us', {until_us}, 'end', '{end}'))
-            || coalesce(l.past, '[]'), '$[0 to {}]')",
-        OURS.len() + 1,
-        HISTORY - 1
+        "l.locked_by::pg_catalog.text, {is_live} AS is_live,
+         CASE WHEN pg_catalog.isfinite({until}) THEN {until_us} END AS until_us,
+         CASE WHEN pg_catalog.isfinite(l.locked_at) THEN {from_us} END AS from_us,
+         l.token::pg_catalog.int8, l.prev_token::pg_catalog.int8, l.ttl_ms::pg_catalog.int8,
+         l.state::pg_catalog.text, l.holder::pg_catalog.text, ({history})::pg_catalog.text AS past, l.waiters::pg_catalog.text",
+        is_live = is_live(),
+        until_us = in_us(&until),
+        from_us = in_us("l.locked_at"),
+        history = history(),
+    )
+}
+
+/// Returns the history of the row `l`, with its current grant added at the front. `more` are further pairs of a name and
+/// a value for that entry.
+fn past(end: &str, until_us: &str, more: &str) -> String {
+    let first = format!("pg_catalog.substr(l.locked_by, {})", OURS.len() + 1);
+    with_front(&first, &in_us("l.locked_at"), until_us, end, more)
+}
+
+/// Returns the history of the row `l`. If another client has replaced a grant that had lapsed, that grant is at its front:
+/// only the holder still names it.
+fn history() -> String {
+    format!(
+        "CASE WHEN NOT {IS_OURS} AND l.state {EQ} 'held' AND (l.holder {GET_TEXT} 'grant') IS NOT NULL THEN {replaced}
+            ELSE coalesce(l.past, '[]') END",
+        replaced =
+            with_front(&format!("l.holder {GET_TEXT} 'grant'"), "NULL", &in_us("l.lease_until"), "lapsed", "")
+    )
+}
+
+fn with_front(grant: &str, from_us: &str, until_us: &str, end: &str, more: &str) -> String {
+    format!(
+        "pg_catalog.jsonb_path_query_array(pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object(
+                'token', l.token, 'grant', {grant}, 'holder', (l.holder::pg_catalog.jsonb {MINUS} 'value') {MINUS} 'grant',
+                'from_us', {from_us}, 'until_us', {until_us}, 'end', '{end}'{more}))
+            {JOINED} coalesce(l.past, '[]'), '$[0 to {last}]')",
+        last = HISTORY - 1,
     )
 }
 
@@ -132,53 +195,64 @@ fn past(end: &str, until_us: &str) -> String {
 /// the claim until their grace is over. Then they lose their places. During the failover grace, a claim is granted only
 /// if the row already has its grant.
 fn acquire(table: &str, failover_grace: Duration) -> String {
-    let lease = "$3 * interval '1 microsecond'";
+    let lease = microseconds("$3");
+    let is_own = format!("l.locked_by {EQ} $2");
     // A repetition never shortens the lease, because another process may have the same grant with a longer ttl.
-    let longest = "CASE WHEN l.locked_by = $2 THEN greatest(l.lease_us, $3) ELSE $3 END";
-    let until = format!("{NOW} + {longest} * interval '1 microsecond'");
-    let lapsed = past("lapsed", &format!("(extract(epoch FROM {UNTIL}) * 1000000)::int8"));
+    let longest = format!("CASE WHEN {is_own} THEN greatest(l.lease_us, $3) ELSE $3 END");
+    let until = format!("{NOW} {PLUS} {}", microseconds(&longest));
     format!(
         "WITH {settings}, turns AS MATERIALIZED (
-            SELECT CASE WHEN EXISTS (SELECT FROM {table} AS l WHERE l.name = $1 AND l.locked_by <> $2 AND {IS_LIVE})
-                THEN false ELSE pg_advisory_xact_lock(hashtextextended($1, {key}))::text = '' END AS turn
+            SELECT CASE WHEN EXISTS (
+                    SELECT FROM {table} AS l WHERE l.name {EQ} $1 AND l.locked_by {NE} $2 AND {is_live})
+                THEN false
+                ELSE pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended($1, {key}))::pg_catalog.text {EQ} ''
+                END AS turn
             FROM settings
          ), {epoch}, granted AS (
             INSERT INTO {table} AS l (name, lock_until, lease_until, locked_at, locked_by, token, lease_us, ttl_ms, state,
                 holder, past)
-            SELECT $1, {NOW} + {lease}, {NOW} + {lease}, {NOW}, $2, {NOW_US}, $3, $6, 'held', $5::jsonb, '[]'
-            FROM turns WHERE turn AND {NOW_US} < $7
-                AND ((SELECT left_us FROM epoch) = 0 OR EXISTS (SELECT FROM {table} AS l WHERE l.name = $1 AND l.locked_by = $2))
+            SELECT $1, {NOW} {PLUS} {lease}, {NOW} {PLUS} {lease}, {NOW}, $2, {NOW_US}, $3, $6, 'held', {holder}, '[]'
+            FROM turns WHERE turn AND {NOW_US} {LT} $7
+                AND ((SELECT left_us FROM epoch) {EQ} 0
+                    OR EXISTS (SELECT FROM {table} AS l WHERE l.name {EQ} $1 AND {is_own}))
             ON CONFLICT (name) DO UPDATE SET
                 lock_until = {until}, lease_until = {until},
-                locked_at = CASE WHEN l.locked_by = $2 THEN l.locked_at ELSE {NOW} END,
+                locked_at = CASE WHEN {is_own} THEN l.locked_at ELSE {NOW} END,
                 locked_by = $2,
-                token = CASE WHEN l.locked_by = $2 THEN l.token
-                    ELSE greatest(coalesce(l.token, 0) + $4, {NOW_US}) END,
-                prev_token = CASE WHEN l.locked_by = $2 THEN l.prev_token ELSE l.token END,
-                lease_us = {longest}, ttl_ms = CASE WHEN l.locked_by = $2 THEN greatest(l.ttl_ms, $6) ELSE $6 END,
-                state = 'held', holder = $5::jsonb,
-                past = CASE WHEN l.locked_by <> $2 AND {IS_OURS} AND l.state = 'held' THEN {lapsed}
-                    ELSE coalesce(l.past, '[]') END,
-                waiters = CASE WHEN l.locked_by = $2 OR $10 THEN l.waiters ELSE {behind} END
-            WHERE (l.locked_by = $2) = {IS_LIVE}
-                AND (NOT {IS_OURS} OR (l.token IS NOT NULL AND (l.state IN ('free', 'resting')
-                    OR (l.state = 'held' AND jsonb_typeof(l.holder) = 'object' AND l.holder @? '$ ? (
-                        @.name.type() == \"string\" && @.host.type() == \"string\" && @.pid >= 0 && @.pid <= 4294967295)'))))
-                AND (l.locked_by <> $2 OR l.state = 'held')
-                AND NOT coalesce(l.past, '[]') @> jsonb_build_array(jsonb_build_object('grant', $9))
-                AND coalesce(l.token, 0) < {most} - $4
-                AND {NOW_US} < $7
-                AND (l.locked_by = $2 OR $10 OR {is_next})
+                token = CASE WHEN {is_own} THEN l.token
+                    ELSE greatest(coalesce(l.token, 0) {PLUS} $4, {NOW_US}) END,
+                prev_token = CASE WHEN {is_own} THEN l.prev_token ELSE l.token END,
+                lease_us = {longest}, ttl_ms = CASE WHEN {is_own} THEN greatest(l.ttl_ms, $6) ELSE $6 END,
+                state = 'held', holder = {holder},
+                past = CASE WHEN l.locked_by {NE} $2 AND {IS_OURS} AND l.state {EQ} 'held' THEN {lapsed}
+                    ELSE {history} END,
+                waiters = CASE WHEN {is_own} OR $10 THEN l.waiters ELSE {behind} END
+            WHERE ({is_own}) {EQ} {is_live}
+                AND (NOT {IS_OURS} OR (l.token IS NOT NULL AND (l.state {EQ} 'free' OR l.state {EQ} 'resting'
+                    OR (l.state {EQ} 'held' AND pg_catalog.jsonb_typeof(l.holder) {EQ} 'object'
+                        AND l.holder {MATCHES} '$ ? (@.name.type() == \"string\" && @.host.type() == \"string\"
+                            && @.pid >= 0 && @.pid <= 4294967295)'))))
+                AND (l.locked_by {NE} $2 OR l.state {EQ} 'held')
+                AND NOT (({history}) {CONTAINS}
+                    pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('grant', $9)))
+                AND coalesce(l.token, 0) {LT} ({most} {MINUS} $4)
+                AND {NOW_US} {LT} $7
+                AND ({is_own} OR $10 OR {is_next})
             RETURNING l.*)
-         SELECT {NOW_US} AS now_us, {NOW_US} >= $7 AS is_late, (SELECT left_us FROM epoch) AS grace_left_us, found.*
+         SELECT {NOW_US} AS now_us, {NOW_US} {GE} $7 AS is_late, (SELECT left_us FROM epoch) AS grace_left_us, found.*
          FROM settings LEFT JOIN LATERAL (
             SELECT true AS is_granted, {columns} FROM granted AS l
             UNION ALL
-            SELECT false, {columns} FROM {table} AS l WHERE l.name = $1 AND NOT EXISTS (SELECT FROM granted)
+            SELECT false, {columns} FROM {table} AS l WHERE l.name {EQ} $1 AND NOT EXISTS (SELECT FROM granted)
          ) AS found ON true",
         settings = settings("$8"),
         epoch = epoch::of(table, failover_grace),
         key = key(table),
+        is_live = is_live(),
+        // Another client that takes over replaces `locked_by`.
+        holder = format!("$5::pg_catalog.jsonb {JOINED} pg_catalog.jsonb_build_object('grant', $9)"),
+        history = history(),
+        lapsed = past("lapsed", &in_us(&self::until()), ""),
         most = crate::lease::Token::LIMIT,
         behind = behind(),
         is_next = is_next(),
@@ -186,23 +260,31 @@ fn acquire(table: &str, failover_grace: Duration) -> String {
     )
 }
 
-/// The waiters, in the order of their arrival. A value that is not a list counts as an empty one.
-const WAITERS: &str = "(CASE WHEN jsonb_typeof(l.waiters) = 'array' THEN l.waiters ELSE '[]' END)";
+/// Returns the SQL of the waiters, in the order of their arrival. A value that is not a list counts as an empty one.
+fn waiters() -> String {
+    format!("(CASE WHEN pg_catalog.jsonb_typeof(l.waiters) {EQ} 'array' THEN l.waiters ELSE '[]' END)")
+}
+
+/// Returns the SQL of the table `name` of the waiters and their places.
+fn line(name: &str) -> String {
+    format!("pg_catalog.jsonb_array_elements({}) WITH ORDINALITY AS {name} (waiter, place)", waiters())
+}
 
 /// Returns the place of the claim $9 among the waiters. A claim without a place is behind all of them.
 fn own_place() -> String {
     format!(
-        "coalesce((SELECT min(o.place) FROM jsonb_array_elements({WAITERS}) WITH ORDINALITY AS o(waiter, place)
-            WHERE o.waiter->>'claim' = $9), {MAX_WAITERS} + 1)"
+        "coalesce((SELECT pg_catalog.min(o.place) FROM {line} WHERE (o.waiter {GET_TEXT} 'claim') {EQ} $9), {last})",
+        line = line("o"),
+        last = MAX_WAITERS + 1,
     )
 }
 
 /// Returns the waiters behind the claim $9.
 fn behind() -> String {
     format!(
-        "(SELECT jsonb_agg(w.waiter ORDER BY w.place)
-            FROM jsonb_array_elements({WAITERS}) WITH ORDINALITY AS w(waiter, place) WHERE w.place > {})",
-        own_place()
+        "(SELECT pg_catalog.jsonb_agg(w.waiter ORDER BY w.place) FROM {line} WHERE w.place {GT} {own})",
+        line = line("w"),
+        own = own_place()
     )
 }
 
@@ -210,14 +292,21 @@ fn behind() -> String {
 /// [`grace`](crate::lease::grace). If the clock was set back after the release, that time is unknown, and the lock is
 /// kept for no waiter.
 fn is_next() -> String {
+    let pause = format!(
+        "CASE WHEN pg_catalog.jsonb_typeof(w.waiter {GET} 'polls_ms') {EQ} 'number'
+            THEN greatest(least((w.waiter {GET_TEXT} 'polls_ms')::pg_catalog.numeric, {longest}), 0)::pg_catalog.int8
+            ELSE 0 END",
+        longest = LONGEST_PAUSE.as_millis()
+    );
+    let grace = format!(
+        "(((2 {TIMES} pg_catalog.max({pause})) {PLUS} ({each} {TIMES} pg_catalog.count(*))) {TIMES} interval '1 millisecond')",
+        each = grace([Duration::ZERO]).as_millis()
+    );
     format!(
-        "coalesce((SELECT {NOW} < {UNTIL} OR {UNTIL} + interval '1 millisecond'
-                * (2 * max(CASE WHEN jsonb_typeof(w.waiter->'polls_ms') = 'number'
-                    THEN greatest(least((w.waiter->>'polls_ms')::numeric, {longest}), 0)::int8 ELSE 0 END) + {each} * count(*)) <= {NOW}
-            FROM jsonb_array_elements({WAITERS}) WITH ORDINALITY AS w(waiter, place)
-            WHERE w.place < {own} HAVING count(*) > 0), true)",
-        longest = LONGEST_PAUSE.as_millis(),
-        each = grace([Duration::ZERO]).as_millis(),
+        "coalesce((SELECT {NOW} {LT} {until} OR ({until} {PLUS} {grace}) {LE} {NOW}
+            FROM {line} WHERE w.place {LT} {own} HAVING pg_catalog.count(*) {GT} 0), true)",
+        until = until(),
+        line = line("w"),
         own = own_place(),
     )
 }
@@ -225,14 +314,18 @@ fn is_next() -> String {
 /// Returns the statement that adds a claim to the waiters, or reads the row. $1 name, $2 the claim's id, $3 the waiter,
 /// $4 the pause of a single waiter and $5 its longest pause, both in milliseconds, $6 the limit of a wait for the row.
 fn join(table: &str) -> String {
+    let waiters = waiters();
+    let length = format!("pg_catalog.jsonb_array_length({waiters})");
     let set = format!(
-        "waiters = {WAITERS} || jsonb_build_array($3::jsonb || jsonb_build_object('since_us', {NOW_US},
-            'polls_ms', least((jsonb_array_length({WAITERS}) + 1) * $4, $5)))"
+        "waiters = {waiters} {JOINED} pg_catalog.jsonb_build_array($3::pg_catalog.jsonb {JOINED}
+            pg_catalog.jsonb_build_object('since_us', {NOW_US},
+                'polls_ms', least(({length} {PLUS} 1) {TIMES} $4, $5)))"
     );
     let condition = format!(
-        "({IS_LIVE} OR jsonb_array_length({WAITERS}) > 0) AND jsonb_array_length({WAITERS}) < {MAX_WAITERS}
-            AND NOT {WAITERS} @> jsonb_build_array(jsonb_build_object('claim', $2))
-            AND l.locked_by <> '{OURS}' || $2"
+        "({is_live} OR {length} {GT} 0) AND {length} {LT} {MAX_WAITERS}
+            AND NOT ({waiters} {CONTAINS} pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('claim', $2)))
+            AND l.locked_by {NE} ('{OURS}' {JOINED} $2)",
+        is_live = is_live()
     );
     changed(table, &set, &condition, "$6", NOT_NOTIFIED)
 }
@@ -241,10 +334,11 @@ fn join(table: &str) -> String {
 /// concurrent request to join. $1 name, $2 the claim's id, $3 the limit of a wait for the row.
 fn leave(table: &str) -> String {
     format!(
-        "WITH {} UPDATE {table} AS l SET waiters = (SELECT jsonb_agg(w.waiter ORDER BY w.place)
-            FROM jsonb_array_elements({WAITERS}) WITH ORDINALITY AS w(waiter, place) WHERE w.waiter->>'claim' <> $2)
-         FROM settings WHERE l.name = $1",
-        settings("$3")
+        "WITH {} UPDATE {table} AS l SET waiters = (SELECT pg_catalog.jsonb_agg(w.waiter ORDER BY w.place)
+            FROM {} WHERE (w.waiter {GET_TEXT} 'claim') {NE} $2)
+         FROM settings WHERE l.name {EQ} $1",
+        settings("$3"),
+        line("w"),
     )
 }
 
@@ -256,9 +350,12 @@ fn key(table: &str) -> u64 {
 
 /// Returns the statement of a renewal. $1 name, $2 `locked_by`, $3 token, $4 the limit of a wait for the row.
 fn renew(table: &str) -> String {
-    let until = format!("{NOW} + l.lease_us * interval '1 microsecond'");
-    let set = format!("lock_until = {until}, lease_until = {until}");
-    let live = format!("l.locked_by = $2 AND l.token = $3 AND l.state = 'held' AND {UNTIL} > {NOW}");
+    let end = format!("{NOW} {PLUS} {}", microseconds("l.lease_us"));
+    let set = format!("lock_until = {end}, lease_until = {end}");
+    let live = format!(
+        "l.locked_by {EQ} $2 AND l.token {EQ} $3 AND l.state {EQ} 'held' AND {until} {GT} {NOW}",
+        until = until()
+    );
     changed(table, &set, &live, "$4", NOT_NOTIFIED)
 }
 
@@ -266,12 +363,14 @@ fn renew(table: &str) -> String {
 /// for the row, $5 the token if it is known.
 fn release(table: &str, notified: &str) -> String {
     let set = format!(
-        "lock_until = {NOW} + $3 * interval '1 microsecond', lease_until = {NOW} + $3 * interval '1 microsecond',
-         state = CASE WHEN $3 > 0 THEN 'resting' ELSE 'free' END, past = {}",
-        past("released", NOW_US)
+        "lock_until = {NOW} {PLUS} {cooldown}, lease_until = {NOW} {PLUS} {cooldown},
+         state = CASE WHEN $3 {GT} 0 THEN 'resting' ELSE 'free' END, past = {past}",
+        cooldown = microseconds("$3"),
+        past = past("released", NOW_US, ""),
     );
-    let condition = "l.locked_by = $2 AND l.state = 'held' AND ($5 IS NULL OR l.token = $5)";
-    changed(table, &set, condition, "$4", notified)
+    let condition =
+        format!("l.locked_by {EQ} $2 AND l.state {EQ} 'held' AND ($5 IS NULL OR l.token {EQ} $5)");
+    changed(table, &set, &condition, "$4", notified)
 }
 
 /// Returns the channel of the notifications for a table. All waiters share it, because PostgreSQL wakes every listening
@@ -288,9 +387,10 @@ fn notified(table: &str, notifies: bool) -> String {
     if !notifies {
         return NOT_NOTIFIED.to_owned();
     }
-    let first = "l.waiters->0->>'claim'";
+    let first = format!("((l.waiters {GET} 0) {GET_TEXT} 'claim')");
     format!(
-        "(SELECT pg_notify('{}', left({first}, {CALLED_BY}))::text FROM changed AS l WHERE {first} IS NOT NULL)",
+        "(SELECT pg_catalog.pg_notify('{}', pg_catalog.left({first}, {CALLED_BY}))::pg_catalog.text
+            FROM changed AS l WHERE {first} IS NOT NULL)",
         channel(table)
     )
 }
@@ -300,45 +400,49 @@ fn changed(table: &str, set: &str, condition: &str, timeout: &str, notified: &st
     format!(
         "WITH {settings}, changed AS (
             UPDATE {table} AS l SET {set} FROM settings
-            WHERE l.name = $1 AND {condition}
+            WHERE l.name {EQ} $1 AND {condition}
             RETURNING l.*)
          SELECT {NOW_US} AS now_us, {notified} AS notified, found.*
          FROM settings LEFT JOIN LATERAL (
             SELECT true AS is_changed, {columns} FROM changed AS l
             UNION ALL
-            SELECT false, {columns} FROM {table} AS l WHERE l.name = $1 AND NOT EXISTS (SELECT FROM changed)
+            SELECT false, {columns} FROM {table} AS l WHERE l.name {EQ} $1 AND NOT EXISTS (SELECT FROM changed)
          ) AS found ON true",
         settings = settings(timeout),
         columns = columns(),
     )
 }
 
-/// Returns the statement of an eviction. $1 name, $2 token, $3 the limit of a wait for the row. The history of a lock
-/// in a cooldown already has the grant.
+/// Returns the statement of an eviction. $1 name, $2 token, $3 the limit of a wait for the row, $4 who evicts and why, if
+/// that is known. The history of a lock in a cooldown already has the grant.
 fn evict(table: &str, notified: &str) -> String {
     format!(
         "WITH {settings}, changed AS (
             UPDATE {table} AS l SET lock_until = {NOW}, lease_until = {NOW}, state = 'free',
-                past = CASE WHEN l.state = 'held' THEN {past} ELSE coalesce(l.past, '[]') END
+                past = CASE WHEN l.state {EQ} 'held' THEN {past} ELSE coalesce(l.past, '[]') END
             FROM settings
-            WHERE l.name = $1 AND l.token = $2 AND {IS_OURS} AND l.state IN ('held', 'resting')
+            WHERE l.name {EQ} $1 AND l.token {EQ} $2 AND {IS_OURS}
+                AND (l.state {EQ} 'held' OR l.state {EQ} 'resting')
             RETURNING l.name, l.waiters)
          SELECT {NOW_US} AS now_us, {notified} AS notified, EXISTS (SELECT FROM changed) AS is_changed,
-            EXISTS (SELECT FROM {table} AS l WHERE l.name = $1 AND ((l.token = $2 AND {OURS_FREE})
-                OR l.past @> jsonb_build_array(jsonb_build_object('token', $2, 'end', 'evicted')))) AS is_over
+            EXISTS (SELECT FROM {table} AS l WHERE l.name {EQ} $1 AND ((l.token {EQ} $2 AND {free})
+                OR l.past {CONTAINS} pg_catalog.jsonb_build_array(
+                    pg_catalog.jsonb_build_object('token', $2, 'end', 'evicted')))) AS is_over
          FROM settings",
         settings = settings("$3"),
-        past = past("evicted", NOW_US),
+        past = past("evicted", NOW_US, ", 'evicted', $4::pg_catalog.jsonb"),
+        free = is_free(),
     )
 }
 
 /// Returns the statement that lists names. $1 prefix, $2 the last name of the previous page, $3 how many. The order is
 /// by bytes, whatever the column's collation.
 fn names(table: &str) -> String {
+    let name = "l.name COLLATE pg_catalog.\"C\"";
     format!(
-        "SELECT l.name::text FROM {table} AS l
-         WHERE l.name COLLATE \"C\" >= $1 AND ($2 IS NULL OR l.name COLLATE \"C\" > $2) AND starts_with(l.name, $1)
-         ORDER BY l.name COLLATE \"C\" LIMIT $3"
+        "SELECT l.name::pg_catalog.text FROM {table} AS l
+         WHERE {name} {GE} $1 AND ($2 IS NULL OR {name} {GT} $2) AND pg_catalog.starts_with(l.name, $1)
+         ORDER BY {name} LIMIT $3"
     )
 }
 
@@ -347,7 +451,9 @@ fn names(table: &str) -> String {
 /// also has $3, the limit of a wait for the row.
 fn is_old() -> String {
     format!(
-        "l.name = $1 AND {IS_OURS} AND l.state IN ('free', 'resting') AND l.token < {NOW_US}
-            AND {UNTIL} <= {NOW} - $2 * interval '1 microsecond'"
+        "l.name {EQ} $1 AND {IS_OURS} AND (l.state {EQ} 'free' OR l.state {EQ} 'resting') AND l.token {LT} {NOW_US}
+            AND {until} {LE} ({NOW} {MINUS} {age})",
+        until = until(),
+        age = microseconds("$2"),
     )
 }
