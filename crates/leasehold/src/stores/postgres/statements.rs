@@ -104,7 +104,7 @@ fn columns() -> String {
         "l.locked_by::text, {IS_LIVE} AS is_live,
          CASE WHEN isfinite({UNTIL}) THEN (extract(epoch FROM {UNTIL}) * 1000000)::int8 END AS until_us,
          CASE WHEN isfinite(l.locked_at) THEN (extract(epoch FROM l.locked_at) * 1000000)::int8 END AS from_us,
-         l.token::int8, l.prev_token::int8, l.ttl_ms::int8, l.state::text, l.holder::text, l.past::text, l.waiters::text"
+         l.token::int8, l.prev_token::int8, l.ttl_ms::int8, l.state::text, l.holder::text, l.past::text, {WAITERS}::text AS waiters"
     )
 }
 
@@ -122,7 +122,8 @@ fn past(end: &str, until_us: &str) -> String {
 
 /// Returns the statement of a claim. $1 name, $2 `locked_by`, $3 the lease in microseconds, $4 how many tokens, $5 the
 /// holder, $6 the ttl in milliseconds, $7 the time on the server's clock from which on the claim is too late, $8 the
-/// limit of a wait for the row, $9 the id, $10 whether the claim ignores the waiters.
+/// limit of a wait for the row, $9 the id, $10 whether the claim ignores the waiters, $11 and $12 the first waiter, and
+/// for how many microseconds the lock was kept for it before it was last taken.
 ///
 /// The statement does not write the row of a held lock. Otherwise, the claims of one lock take turns, so that no other
 /// grant happens between reading the clock, which becomes the token in a new row, and writing that row. PostgreSQL
@@ -186,8 +187,11 @@ fn acquire(table: &str, failover_grace: Duration) -> String {
     )
 }
 
-/// The waiters, in the order of their arrival. A value that is not a list counts as an empty one.
-const WAITERS: &str = "(CASE WHEN jsonb_typeof(l.waiters) = 'array' THEN l.waiters ELSE '[]' END)";
+/// The waiters, in the order of their arrival. A value that is not a list counts as an empty one. Entries above
+/// [`MAX_WAITERS`], which leasehold does not write, do not count, and the next change of the list removes them.
+const WAITERS: &str = "(CASE WHEN pg_catalog.jsonb_typeof(l.waiters) OPERATOR(pg_catalog.=) 'array'
+    THEN pg_catalog.jsonb_path_query_array(l.waiters, '$[0 to 63]') ELSE '[]' END)";
+const _: () = assert!(MAX_WAITERS == 64);
 
 /// Returns the place of the claim $9 among the waiters. A claim without a place is behind all of them.
 fn own_place() -> String {
@@ -207,11 +211,13 @@ fn behind() -> String {
 }
 
 /// Returns the condition that no waiter is before the claim $9, or that the lock has been available for their
-/// [`grace`](crate::lease::grace). If the clock was set back after the release, that time is unknown, and the lock is
-/// kept for no waiter.
+/// [`grace`](crate::lease::grace), with the time that the claim reports. If the clock was set back after the release,
+/// that time is unknown, and the lock is kept for no waiter.
 fn is_next() -> String {
     format!(
-        "coalesce((SELECT {NOW} < {UNTIL} OR {UNTIL} + interval '1 millisecond'
+        "coalesce((SELECT {NOW} < {UNTIL} OR ({UNTIL} OPERATOR(pg_catalog.-) CASE
+                WHEN ({WAITERS} OPERATOR(pg_catalog.->) 0 OPERATOR(pg_catalog.->>) 'claim') OPERATOR(pg_catalog.=) $11
+                THEN $12 OPERATOR(pg_catalog.*) interval '1 microsecond' ELSE interval '0' END) + interval '1 millisecond'
                 * (2 * max(CASE WHEN jsonb_typeof(w.waiter->'polls_ms') = 'number'
                     THEN greatest(least((w.waiter->>'polls_ms')::numeric, {longest}), 0)::int8 ELSE 0 END) + {each} * count(*)) <= {NOW}
             FROM jsonb_array_elements({WAITERS}) WITH ORDINALITY AS w(waiter, place)
