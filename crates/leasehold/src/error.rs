@@ -308,7 +308,7 @@ pub struct Fault {
     /// How long the store asked clients to wait before their next request.
     pub retry_after: Option<Duration>,
     /// Whether other clients changed the record at every attempt.
-    contended: bool,
+    pub(crate) contended: bool,
 }
 
 impl Fault {
