@@ -36,7 +36,7 @@ async fn all_tasks_whose_time_is_over_name_the_holder() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn all_tasks_whose_time_for_a_permit_is_over_say_that_all_are_held() {
+async fn all_tasks_without_a_permit_in_time_say_that_all_are_held() {
     let world = World::paced();
     let (holder, client) = (world.dated(1), world.dated(2));
     let _held = locker(&holder).lock("x").ttl(TTL).owner("alice").semaphore(1).acquire().await.unwrap();
