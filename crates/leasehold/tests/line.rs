@@ -7,13 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::{Client, TTL, World, granted, name};
-use leasehold::clock::Clock;
+use leasehold::clock::{Clock, timeout};
 use leasehold::lease::LeaseStore;
 use leasehold::register::Register;
 use leasehold::{Lock, Locker};
 use leasehold_testkit::fault::{Kind, Outcome};
 use tokio::sync::mpsc;
-use tokio::time::timeout;
 
 use self::waiter::{LINE, Waiter, in_line, write_line};
 
@@ -176,7 +175,7 @@ async fn grants_past_the_line_do_not_renew_the_grace_of_the_dead() {
         holder.leases.release(&mut grant, None).await.unwrap();
         let released = world.clock.now();
         let barging = tokio::spawn(barge(world.dated(10 * seed + 5), SECOND, SECOND * 3 / 10));
-        timeout(SECOND * 60, next.acquires()).await.expect("it starves");
+        timeout(&*world.clock, SECOND * 60, next.acquires()).await.expect("it starves");
         barging.abort();
         // The waiter polls only now and then while the lock is held, so it does not see it free from the beginning.
         let grace = 2 * (2 * holder.leases.capabilities().poll_interval.max) + 2 * SECOND / 2;
