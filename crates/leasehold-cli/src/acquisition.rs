@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::clock::timeout;
-use leasehold::lease::{Claim, State, Ttl};
+use leasehold::lease::{Claim, Ttl};
 use leasehold::{Due, Error, ErrorKind, Guard, HolderInfo, Lock, LockName, Locker};
 
 use crate::args::{ClaimArgs, duration};
@@ -15,13 +14,13 @@ use crate::output::{Output, human};
 use crate::signals::{Signals, interrupted};
 use crate::wait_progress::{HELD_BY_PARENT, WaitProgress, is_held_by_parent};
 
-/// If the store reports no holder during a shorter wait, leasehold asks for the holder until this time has passed since
-/// the start of the wait.
-const FINAL_INSPECT_TIMEOUT: Duration = Duration::from_secs(2);
-
 /// A store may take this long to open, however short the wait for the lock. Usually it takes milliseconds, but a busy
 /// machine may need longer.
 const SHORTEST_OPENING_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long a wait lasts at least if the store has not responded yet. A short limit may be shorter than the time of one
+/// request.
+pub(crate) const FIRST_RESPONSE: Duration = Duration::from_secs(2);
 
 /// The value of `--note` that selects the command line.
 const COMMAND_LINE: &str = "command-line";
@@ -192,7 +191,7 @@ impl Request {
                         // Allow time to leave the line of waiters. Otherwise other processes wait for this one.
                         clock(locker).sleep(CANCEL_TIMEOUT).await;
                     }
-                    Err(self.failure(error, locker, store).await)
+                    Err(self.failure(error, store))
                 }
             },
             signal = signals.next_ending() => {
@@ -214,11 +213,11 @@ impl Request {
     }
 
     /// Returns the failure for an acquisition that returned `error`.
-    async fn failure(&self, error: Error, locker: &Locker, store: &Store) -> Failure {
+    fn failure(&self, error: Error, store: &Store) -> Failure {
         match (error.holder(), self.wait_policy) {
             (Some(held), _) => self.held(held, &error, store),
-            (None, WaitPolicy::Within(limit)) if error.kind() == ErrorKind::Unavailable => {
-                self.no_holder_seen(error, limit, locker, store).await
+            (None, WaitPolicy::Within(_)) if error.kind() == ErrorKind::Unavailable => {
+                self.no_holder_seen(&error)
             }
             // The command has not started, so nothing ran without the lock and this is not a loss.
             (None, _) => Failure { code: FAILED, ..Failure::from(error) },
@@ -227,37 +226,13 @@ impl Request {
 
     /// Returns the failure for a time limit that ended before the store reported a holder. A store that does not
     /// respond must not look like a held lock, because with `-E 0` the outage would stay unnoticed.
-    async fn no_holder_seen(&self, error: Error, limit: Duration, locker: &Locker, store: &Store) -> Failure {
-        let silent = |message| Failure::new(FAILED, "unavailable", message);
-        if matches!(self.mode, Mode::Permit(_)) {
-            return silent(format!(
-                "lock `{}`: the store did not respond before the time limit, so it is unknown whether a permit is free",
-                self.name
-            ));
-        }
-        // A short limit may be shorter than the time of one request, so ask once more. A long limit was long enough.
-        let status = match FINAL_INSPECT_TIMEOUT.saturating_sub(limit) {
-            Duration::ZERO => None,
-            left => timeout(&*clock(locker), left, locker.inspect(&self.name)).await,
+    fn no_holder_seen(&self, error: &Error) -> Failure {
+        let unknown = match self.mode {
+            Mode::Permit(_) => format!("whether a permit of `{}` is free is unknown", self.name),
+            _ => format!("the holder of lock `{}` is unknown", self.name),
         };
-        match status {
-            None => {
-                let failure = Failure::new(
-                    FAILED,
-                    "unavailable",
-                    format!("{error}; the holder of lock `{}` is unknown", self.name),
-                );
-                Failure { help: error.help().to_vec(), ..failure }
-            }
-            Some(Err(error)) => Failure { code: FAILED, ..Failure::from(error) },
-            Some(Ok(status)) => match &status.state {
-                State::Held(held) => self.held(held, &error, store),
-                _ => silent(format!(
-                    "lock `{}` is free, but the store did not grant it before the time limit",
-                    self.name
-                )),
-            },
-        }
+        let failure = Failure::new(FAILED, "unavailable", format!("{error}; {unknown}"));
+        Failure { help: error.help().to_vec(), ..failure }
     }
 
     /// Returns the failure for a held lock, with the holder and what the user can do.

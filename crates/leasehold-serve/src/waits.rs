@@ -159,6 +159,16 @@ impl Waiter {
         }
     }
 
+    /// Completes when the store has responded, with the outcome or the holder. Returns `None` if the acquisition was
+    /// withdrawn. Cancel safe.
+    pub(crate) async fn first_response(&mut self) -> Option<Result<Outcome, HolderInfo>> {
+        let is_known = |progress: &Progress| !matches!(progress, Progress::Waits(None));
+        match &*self.progress.wait_for(is_known).await.ok()? {
+            Progress::Ended(outcome) => Some(Ok(outcome.clone())),
+            Progress::Waits(held) => Some(Err(held.clone().unwrap_or_default())),
+        }
+    }
+
     /// Completes when a later request has joined. Cancel safe.
     pub(crate) async fn another_joined(&mut self) {
         // An error means that the acquisition has ended.
@@ -246,7 +256,8 @@ mod tests {
             Err(Problem::invalid("no"))
         });
         let mut second = waits.find(&name(), id("a")).unwrap();
-        first.progress.changed().await.unwrap();
+        let Some(Err(held)) = first.first_response().await else { panic!("it has an outcome") };
+        assert_eq!(held.ahead, Some(2));
         assert_eq!(second.holder().and_then(|held| held.ahead), Some(2));
         go.send(()).unwrap();
         for waiter in [&mut first, &mut second] {

@@ -59,8 +59,11 @@ impl World {
 
     /// Changes the table as if an hour had passed since the lock was released or has lapsed.
     async fn an_hour_later(&self) {
-        let hour = "interval '1 hour'";
-        self.set(&format!("lock_until = lock_until - {hour}, lease_until = lease_until - {hour}")).await;
+        self.later("interval '1 hour'").await;
+    }
+
+    async fn later(&self, time: &str) {
+        self.set(&format!("lock_until = lock_until - {time}, lease_until = lease_until - {time}")).await;
     }
 
     /// Returns the names of the waiters, in order.
@@ -168,6 +171,32 @@ async fn a_dead_waiter_is_passed_over_after_its_grace() {
     last.granted().await;
 }
 
+/// Before its grace is over, a claim that ignores the line takes the lock, again and again.
+#[tokio::test]
+async fn the_grace_of_a_dead_waiter_adds_up_over_grants() {
+    let world = World::new().await;
+    let mut grant = world.holder.granted().await;
+    world.joined("dead").await;
+    let next = world.joined("next").await;
+    let last = world.joined("last").await;
+    // The grace is 20.5 s.
+    world.are_slow().await;
+    world.holder.release(&mut grant).await;
+    for _ in 0..2 {
+        assert!(next.refused().await.reserved);
+        world.later("interval '9 seconds'").await;
+        assert!(next.refused().await.reserved);
+        let mut barging = world.waiter("barging").await;
+        barging.claim.barges = true;
+        let mut grant = barging.granted().await;
+        barging.release(&mut grant).await;
+    }
+    world.later("interval '4 seconds'").await;
+    assert!(last.refused().await.reserved, "it has not seen the earlier times");
+    next.granted().await;
+    assert_eq!(world.in_line().await, "last");
+}
+
 #[tokio::test]
 async fn the_grace_counts_from_the_end_of_a_lapsed_lease() {
     let world = World::new().await;
@@ -254,6 +283,22 @@ async fn a_claim_that_is_withdrawn_leaves_the_line() {
     assert_eq!(world.in_line().await, "second");
     world.holder.release(&mut grant).await;
     second.granted().await;
+}
+
+#[tokio::test]
+async fn a_line_with_ten_thousand_entries_delays_no_one_for_long() {
+    let world = World::new().await;
+    let mut grant = world.holder.granted().await;
+    let entry = r#"jsonb_build_object('claim', lpad(n::text, 32, '0'), 'polls_ms', 10000)"#;
+    world.set(&format!("waiters = (SELECT jsonb_agg({entry}) FROM generate_series(1, 10000) AS n)")).await;
+    let waiter = world.waiter("waiter").await;
+    assert_eq!(waiter.store.inspect(&lock()).await.unwrap().waiters.len(), 64);
+    world.holder.release(&mut grant).await;
+    let held = waiter.refused().await;
+    assert!(held.reserved && held.lapses_within.unwrap() <= Duration::from_secs(52), "{held:?}");
+    world.an_hour_later().await;
+    waiter.granted().await;
+    assert_eq!(world.in_line().await, "");
 }
 
 #[tokio::test]

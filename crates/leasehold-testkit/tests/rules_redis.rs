@@ -352,6 +352,32 @@ async fn a_dead_waiter_is_passed_over_after_its_grace() {
     assert!(store.inspect(&lock()).await.unwrap().waiters.is_empty(), "it lost its place");
 }
 
+/// Before its grace is over, a claim that ignores the line takes the lock, again and again.
+#[tokio::test]
+async fn the_grace_of_a_dead_waiter_adds_up_over_grants() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    let mut grant = granted(&*store).await;
+    let (dead, next) = (waiter(&fresh, "dead").await, waiter(&fresh, "next").await);
+    // The grace is 20.5 s.
+    let line = format!("{} 10000 1 {{}}\n{} 10000 1 {{}}", dead.1.id, next.1.id);
+    redis(fresh.url(), &["HSET", "RECORD", "waiters", &line]).await;
+    store.release(&mut grant, None).await.unwrap();
+    for _ in 0..2 {
+        assert!(asked(&next).await.unwrap_err().reserved);
+        move_end(fresh.url(), -9_000_000).await;
+        assert!(asked(&next).await.unwrap_err().reserved);
+        let mut barging = claim(&*store);
+        barging.barges = true;
+        let mut grant = granted_to(&*store, &barging).await;
+        store.release(&mut grant, None).await.unwrap();
+    }
+    move_end(fresh.url(), -4_000_000).await;
+    assert!(refused(&*store).await.reserved, "a newcomer has not seen the earlier times");
+    asked(&next).await.unwrap();
+    assert!(store.inspect(&lock()).await.unwrap().waiters.is_empty());
+}
+
 #[tokio::test]
 async fn a_claim_that_barges_ignores_the_line_and_leaves_it_unchanged() {
     let fresh = fresh();

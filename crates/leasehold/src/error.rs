@@ -38,7 +38,7 @@ struct Inner {
     refused_by: Option<Token>,
     maybe_applied: bool,
     /// Whether other clients changed the record at every attempt, although the store responded.
-    contended: bool,
+    pub(crate) contended: bool,
     /// Whether the store responded that it has no room for another client.
     full: bool,
     source: Option<Source>,
@@ -320,7 +320,7 @@ pub struct Fault {
     /// How long the store asked clients to wait before their next request.
     pub retry_after: Option<Duration>,
     /// Whether other clients changed the record at every attempt.
-    contended: bool,
+    pub(crate) contended: bool,
     /// Whether the store has no room for another client.
     full: bool,
 }

@@ -6,17 +6,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::timeout;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::lease::{Claim, Holder, HolderInfo, LONGEST_PAUSE, LastError, PermitQueue, Ttl};
 use crate::locker::Locker;
-use crate::runtime::acquisition::{Acquisition, Request, Wait};
+use crate::runtime::acquisition::{Acquisition, Request, Wait, unknown_holder};
 use crate::runtime::hand_off::Terms;
-use crate::runtime::outage::{Outage, store_timeout};
+use crate::runtime::outage::{Outage, WaitLimit, store_timeout};
 use crate::runtime::queue::{OnWait, Queue};
 use crate::runtime::renewer::Hold;
-use crate::runtime::task;
 use crate::types::{LockName, is_unprintable};
 
 /// The maximum length of a holder's name and note in a record, in characters.
@@ -57,6 +55,8 @@ pub struct Lock {
     permit_queue: Option<PermitQueue>,
     /// Why the store does not respond to the current acquisition.
     last_error: LastError,
+    /// For how long an acquisition may wait for other processes, if that is limited.
+    limit: Option<Duration>,
 }
 
 impl Lock {
@@ -67,6 +67,7 @@ impl Lock {
             lock_delay: Duration::ZERO,
             store_timeout: None,
             last_error: LastError::default(),
+            limit: None,
             holder: locker.holder().clone(),
             on_wait: None,
             passes_on: true,
@@ -213,12 +214,13 @@ impl Lock {
             // A task of this process holds the lock or is ahead in the queue.
             None => Err(match queue.seen() {
                 Some(held) => Error::held(&claim.name, held),
-                None => self.unknown_holder(&claim.name),
+                None => unknown_holder(&claim.name),
             }),
         }
     }
 
-    /// Acquires the lock, waiting for at most `limit`.
+    /// Acquires the lock, waiting for other processes for at most `limit`. An attempt that is under way when this time
+    /// is over is finished, as by [`try_acquire`](Self::try_acquire).
     ///
     /// On a store without an [order of waiters](crate::lease::Capabilities::fifo), a process whose tasks want the lock
     /// all the time leaves it to other processes from time to time, for up to three seconds. A shorter limit may expire
@@ -228,38 +230,10 @@ impl Lock {
     ///
     /// # Errors
     /// Returns [`ErrorKind::Held`], with the [holder](Error::holder), if the lock was not acquired within `limit`.
-    /// Returns [`ErrorKind::Unavailable`] if the store did not respond within `limit`. Otherwise, returns the same
-    /// errors as [`acquire`](Self::acquire).
+    /// Returns [`ErrorKind::Unavailable`] if the store fails when `limit` is over, or has not responded within `limit`
+    /// and two seconds. Otherwise, returns the same errors as [`acquire`](Self::acquire).
     pub async fn acquire_within(&self, limit: Duration) -> Result<Guard> {
-        self.within(limit, |lock| async move { lock.acquire().await }).await
-    }
-
-    /// Runs `acquire` for at most `limit`. It runs in a task, so the limit applies even if the caller does not poll.
-    pub(crate) async fn within<F>(
-        &self,
-        limit: Duration,
-        acquire: impl FnOnce(Self) -> F + Send + 'static,
-    ) -> Result<Guard>
-    where
-        F: Future<Output = Result<Guard>> + Send + 'static,
-    {
-        let lock = self.with_own_last_error();
-        let name = lock.checked_name()?;
-        let queue = lock.queue(&name);
-        let env = lock.locker.store().env().clone();
-        let mut acquisition = Box::pin(acquire(lock.clone()));
-        task::run(async move {
-            match timeout(&*env.clock, limit, acquisition.as_mut()).await {
-                Some(outcome) => outcome,
-                // Read this before the acquisition is dropped: the drop gives up the turn and discards the known
-                // holder.
-                None => match queue.seen() {
-                    Some(held) => Err(Error::held(&name, held)),
-                    None => Err(lock.unanswered(&name, limit)),
-                },
-            }
-        })
-        .await
+        self.limited(limit).acquire().await
     }
 
     /// Runs `body` while holding the lock, and releases it afterwards. The body is dropped as soon as the lease is
@@ -394,8 +368,14 @@ impl Lock {
             wait,
             on_wait: self.on_wait.clone(),
             store_timeout: self.store_timeout,
-            began: self.locker.store().env().now(),
+            limit: self.wait_limit(self.limit),
         }
+    }
+
+    /// Returns the limit of an acquisition that begins now.
+    pub(crate) fn wait_limit(&self, limit: Option<Duration>) -> WaitLimit {
+        let env = self.locker.store().env();
+        WaitLimit { env: env.clone(), began: env.now(), limit }
     }
 
     /// Starts measuring how long the store has not responded.
@@ -409,12 +389,18 @@ impl Lock {
 
     /// Returns the error for an acquisition of `name` that got no response from the store within `limit`.
     pub(crate) fn unanswered(&self, name: &LockName, limit: Duration) -> Error {
-        let store = self.locker.opened().shown();
-        let mut message = format!("lock `{name}`: no response from {store} within {limit:.1?}");
-        if let Some(cause) = self.last_error.get() {
-            message.push_str(&format!(": {cause}"));
-        }
-        Error::new(ErrorKind::Unavailable, message)
+        let limit = self.wait_limit(Some(limit));
+        limit.unanswered(name, &self.locker.opened().shown(), self.last_error.get())
+    }
+
+    /// Returns this lock with a limit for waiting, and a separate record of the last error.
+    pub(crate) fn limited(&self, limit: Duration) -> Self {
+        Self { limit: Some(limit), ..self.with_own_last_error() }
+    }
+
+    /// Returns the record of the latest error.
+    pub(crate) fn last_error(&self) -> &LastError {
+        &self.last_error
     }
 
     /// Returns this lock with a separate record of the last error.

@@ -136,7 +136,12 @@ impl<'a> RetryBudget<'a> {
         request: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
         match timeout(&*self.env.clock, limit, request).await {
-            Some(answer) => answer,
+            Some(answer) => {
+                if answer.is_ok() {
+                    self.last_error.answered();
+                }
+                answer
+            }
             None => {
                 // The last request may have had less time than it needs. The earlier error then explains more.
                 let (message, help) = match &self.cause {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::{Client, TTL, World, granted, name};
-use leasehold::clock::Clock;
+use leasehold::clock::{Clock, timeout};
 use leasehold::lease::LeaseStore;
 use leasehold::register::Register;
 use leasehold::{Lock, Locker};
@@ -146,6 +146,77 @@ async fn a_dead_waiter_is_passed_over_once_after_its_grace() {
     assert_eq!(dead.refused().await.ahead, None);
     last.release(&mut grant).await;
     dead.granted().await;
+}
+
+/// Takes the lock again and again, whatever the line is: for `hold`, after it was free for `free`.
+async fn barge(client: Client, free: Duration, hold: Duration) {
+    let lock = lock(&client).barge();
+    loop {
+        if let Ok(guard) = lock.try_acquire().await {
+            client.clock.sleep(hold).await;
+            guard.release().await.unwrap();
+        }
+        client.clock.sleep(free).await;
+    }
+}
+
+/// Before its grace is over, a client that ignores the line takes the lock, again and again.
+#[tokio::test(start_paused = true)]
+async fn grants_past_the_line_do_not_renew_the_grace_of_the_dead() {
+    for seed in 0..10 {
+        let world = World::paced();
+        let holder = world.dated(1);
+        let mut grant = holder.granted().await;
+        for dead in 2..4 {
+            Waiter::joined(&world, 10 * seed + dead).await;
+        }
+        let next = Waiter::joined(&world, 10 * seed + 4).await;
+        holder.clock.sleep(SECOND * 6).await;
+        holder.leases.release(&mut grant, None).await.unwrap();
+        let released = world.clock.now();
+        let barging = tokio::spawn(barge(world.dated(10 * seed + 5), SECOND, SECOND * 3 / 10));
+        timeout(&*world.clock, SECOND * 60, next.acquires()).await.expect("it starves");
+        barging.abort();
+        // The waiter polls only now and then while the lock is held, so it does not see it free from the beginning.
+        let grace = 2 * (2 * holder.leases.capabilities().poll_interval.max) + 2 * SECOND / 2;
+        let waited = world.clock.now().longest_since(released);
+        assert!((grace..4 * grace).contains(&waited), "{waited:?}, and the grace is {grace:?}");
+        assert!(in_line(&world).await.is_empty(), "the dead waiters have lost their places");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn live_waiters_keep_their_order_beside_grants_past_the_line() {
+    for (seed, (free_ms, hold_ms)) in
+        [(1_000, 300), (300, 3_000), (150, 1_000), (4_000, 10)].into_iter().enumerate()
+    {
+        for seed in (0..5).map(|n| 100 * seed as u64 + 10 * n) {
+            let world = World::paced();
+            let holder = world.dated(1);
+            let mut grant = holder.granted().await;
+            let first = Waiter::joined(&world, seed + 2).await;
+            let second = Waiter::joined(&world, seed + 3).await;
+            holder.clock.sleep(SECOND * 6).await;
+            holder.leases.release(&mut grant, None).await.unwrap();
+            let (free, hold) = (Duration::from_millis(free_ms), Duration::from_millis(hold_ms));
+            let barging = tokio::spawn(barge(world.dated(seed + 4), free, hold));
+            let (granted, mut order) = mpsc::unbounded_channel();
+            for (n, waiter) in [second, first].into_iter().enumerate() {
+                let granted = granted.clone();
+                tokio::spawn(async move {
+                    let mut grant = waiter.acquires().await;
+                    granted.send(n).unwrap();
+                    waiter.release(&mut grant).await;
+                });
+            }
+            assert_eq!(
+                (order.recv().await, order.recv().await),
+                (Some(1), Some(0)),
+                "{free:?} {hold:?} {seed}"
+            );
+            barging.abort();
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -322,6 +393,48 @@ async fn the_line_holds_no_more_than_fit_and_all_are_served() {
     holder.leases.release(&mut grant, None).await.unwrap();
     while let Some(ended) = tasks.join_next().await {
         ended.unwrap();
+    }
+}
+
+/// The pauses are as long as they become, because the lock has been held for long.
+#[tokio::test(start_paused = true)]
+async fn waiters_beyond_a_full_line_join_soon_when_it_has_room() {
+    let world = World::paced();
+    let holder = world.dated(1);
+    let mut grant = holder.granted().await;
+    let mut full = Vec::new();
+    for n in 0..64 {
+        full.push(Waiter::joined(&world, 10 + n).await);
+        holder.leases.renew(&mut grant).await.unwrap();
+    }
+    let mut networks = Vec::new();
+    let mut waiting = tokio::task::JoinSet::new();
+    for n in 0..12 {
+        let waiter = Waiter::new(&world, 100 + n);
+        networks.push(waiter.client.network.clone());
+        waiting.spawn(async move { waiter.acquires().await });
+    }
+    for _ in 0..6 {
+        holder.clock.sleep(TTL / 3).await;
+        holder.leases.renew(&mut grant).await.unwrap();
+    }
+    networks.iter().for_each(leasehold_testkit::fault::FaultyRegister::reset_counts);
+    for _ in 0..3 {
+        holder.clock.sleep(TTL / 3).await;
+        holder.leases.renew(&mut grant).await.unwrap();
+    }
+    // Each of the twelve polls three times, and reads the record and the line.
+    let requests: usize = networks.iter().map(|network| network.counts().total()).sum();
+    assert!((60..=90).contains(&requests), "{requests} requests in {TTL:?}");
+    for waiter in full {
+        waiter.withdraws().await;
+    }
+    let since = world.clock.now();
+    while in_line(&world).await.len() < 12 {
+        let waited = world.clock.now().longest_since(since);
+        // After a conflict with each other, they try again at their next polls.
+        assert!(waited < 20 * SECOND, "{} have joined after {waited:?}", in_line(&world).await.len());
+        world.clock.sleep(SECOND / 10).await;
     }
 }
 

@@ -11,6 +11,7 @@ mod fence;
 mod guard;
 mod hand_off;
 mod interleavings;
+mod limits;
 mod line;
 mod lines;
 mod many;

@@ -54,6 +54,38 @@ async fn a_repetition_elsewhere_renews_the_hold() {
     assert_eq!(lock(&two).acquire_ticket(id(2), Duration::ZERO).await.unwrap_err().kind(), ErrorKind::Held);
 }
 
+/// A waiting client of a server has a short ttl until it confirms its grant. If it is frozen, it does not.
+#[tokio::test(start_paused = true)]
+async fn a_repetition_with_a_longer_ttl_prolongs_the_hold() {
+    let world = World::new();
+    let client = world.dated(1);
+    let locker = locker(&client);
+    for waits in [false, true] {
+        let seed = 1 + 2 * u64::from(waits);
+        let short = locker.lock("x").ttl(6 * SECOND);
+        short.acquire_ticket(id(seed), Duration::ZERO).await.unwrap();
+        // The next client waits at the same server.
+        let next = waits.then(|| {
+            let short = short.clone();
+            tokio::spawn(async move { short.acquire_ticket(id(seed + 1), 600 * SECOND).await })
+        });
+        client.env.sleep(3 * SECOND).await;
+        let held = locker.lock("x").ttl(TTL).acquire_ticket(id(seed), Duration::ZERO).await.unwrap();
+        assert!(held.remaining() > 25 * SECOND, "{:?}", held.remaining());
+        client.env.sleep(20 * SECOND).await;
+        assert!(next.as_ref().is_none_or(|next| !next.is_finished()), "two holders");
+        locker.release(held.ticket()).await.unwrap();
+        if let Some(next) = next {
+            let began = client.env.now();
+            next.await.unwrap().unwrap();
+            // No one confirms this grant.
+            lock(&world.dated(2)).acquire_within(60 * SECOND).await.unwrap().release().await.unwrap();
+            let waited = client.env.now().longest_since(began);
+            assert!(waited < 15 * SECOND, "{waited:?}");
+        }
+    }
+}
+
 /// If a repetition has a longer ttl, contenders also wait for that ttl.
 #[tokio::test(start_paused = true)]
 async fn a_record_lasts_as_long_as_the_lease_of_each_repetition() {

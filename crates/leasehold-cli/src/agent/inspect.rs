@@ -1,6 +1,7 @@
 //! Operations that hold no lock: `status`, `list`, `wait_free`, `break`, `sweep`, `init`, `capabilities`, `doctor`,
 //! `leader`, `observe`.
 
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use super::message::{Answer, digits, held_by};
 use super::refusal::Refusal;
 use super::session::{Reply, Session, Work};
 use super::waiting;
+use crate::acquisition::FIRST_RESPONSE;
 use crate::output::doctor;
 use crate::output::human::{holder_of, state, token_of};
 use crate::report::ms;
@@ -184,14 +186,19 @@ async fn wait_free(
             see(held);
         }
     };
-    let free = reports.during(locker.wait_free(&lock, &on_wait));
+    let mut free = pin!(reports.during(locker.wait_free(&lock, &on_wait)));
+    let clock = locker.store().env().clock.clone();
+    let is_unknown = || last.lock().unwrap_or_else(PoisonError::into_inner).is_none();
     let free = match limit {
-        Some(limit) => timeout(&*locker.store().env().clock, limit, free).await,
+        Some(limit) => match timeout(&*clock, limit, free.as_mut()).await {
+            None if is_unknown() => timeout(&*clock, FIRST_RESPONSE.saturating_sub(limit), free).await,
+            free => free,
+        },
         None => Some(free.await),
     };
     match free {
         Some(free) => free.map(|()| Reply::Answer(Answer::done())).map_err(Refusal::from),
-        None => Err(match last.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        None => Err(match last.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(held) => still_held(&lock, held),
             None => Refusal::new(
                 "unavailable",

@@ -1,11 +1,12 @@
 //! `leasehold wait LOCK`: waits until the lock is free, without acquiring it.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use leasehold::clock::timeout;
 use leasehold::lease::State;
 
-use crate::acquisition::opening_limit;
+use crate::acquisition::{FIRST_RESPONSE, opening_limit};
 use crate::args::{WaitArgs, duration};
 use crate::context::{self, Context};
 use crate::exit::{FAILED, Failure, TIMED_OUT};
@@ -32,15 +33,22 @@ pub(super) async fn wait(context: &Context, args: WaitArgs) -> Result<u8, Failur
     });
     let is_free = match limit {
         None => free.await?,
-        Some(limit) => match timeout(&*clock, limit, free).await {
-            Some(free) => free?,
-            None if waiting.now().is_none() => {
-                let message =
-                    format!("lock `{name}`: the store did not respond within {}", human::span(limit));
-                return Err(Failure::new(FAILED, "unavailable", message));
+        Some(limit) => {
+            let mut free = pin!(free);
+            let mut ended = timeout(&*clock, limit, free.as_mut()).await;
+            if ended.is_none() && waiting.now().is_none() {
+                ended = timeout(&*clock, FIRST_RESPONSE.saturating_sub(limit), free).await;
             }
-            None => false,
-        },
+            match ended {
+                Some(free) => free?,
+                None if waiting.now().is_none() => {
+                    let within = human::span(limit.max(FIRST_RESPONSE));
+                    let message = format!("lock `{name}`: the store did not respond within {within}");
+                    return Err(Failure::new(FAILED, "unavailable", message));
+                }
+                None => false,
+            }
+        }
     };
     if !is_free {
         let message = match limit {

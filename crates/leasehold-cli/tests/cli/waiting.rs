@@ -125,11 +125,7 @@ fn a_silent_store_is_not_reported_as_a_held_lock() {
     sandbox.run("run x -- true").expect(0);
     let _store = sandbox.cut_off();
     let late = sandbox.run("run -w 100ms -E 0 --report out.json x -- true").expect(125);
-    let messages = [
-        "the holder of lock `x` is unknown",
-        "lock `x` is free, but the store did not grant it before the time limit",
-    ];
-    assert!(messages.iter().any(|message| late.stderr.contains(message)), "{late:?}");
+    assert!(late.stderr.contains("the holder of lock `x` is unknown"), "{late:?}");
     assert!(sandbox.read("out.json").contains("\"outcome\": \"failed\""));
 }
 
@@ -151,7 +147,7 @@ fn a_wait_for_a_silent_store_ends_at_its_limit() {
     let sandbox = Sandbox::new();
     sandbox.run("run x -- true").expect(0);
     let _store = sandbox.cut_off();
-    // With a shorter limit, leasehold would inspect the lock again, and the message would differ.
+    // With a limit below two seconds, leasehold would wait for longer.
     let late = sandbox.run("run -w 2100ms x -- true").expect(125);
     assert!(late.stderr.contains("within 2.1s; the holder of lock `x` is unknown"), "{late:?}");
 }

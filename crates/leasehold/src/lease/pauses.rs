@@ -7,13 +7,10 @@ use super::Ttl;
 /// The maximum number of waiters in a line. Further waiters join when there is room.
 pub(crate) const MAX_WAITERS: usize = 64;
 
-/// The longest pause between two polls of a waiter in a line.
+/// The longest pause between two polls of a waiter.
 pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// The longest pause of a waiter that is not in the line.
-const LONGEST_PAUSE_OUTSIDE: Duration = Duration::from_secs(30);
-
-/// Returns the longest pause between two polls of a waiter that asks for a lease of `ttl`. The waiter polls at least
+/// Returns the longest pause between two polls of a waiter in a line that asks for a lease of `ttl`. The waiter polls at least
 /// about as often as it would renew that lease, so that a dead waiter delays the others for no longer than a dead
 /// holder.
 fn longest_pause(ttl: Ttl) -> Duration {
@@ -22,10 +19,11 @@ fn longest_pause(ttl: Ttl) -> Duration {
 
 /// Returns the pause between two polls of a waiter with `ahead` waiters before it, if a single waiter would pause for
 /// `pause`. As long as no pause reaches the limit, n waiters together poll about ln(n) times as often as one. A waiter
-/// that does not fit into the line pauses for longer than any waiter in the line.
+/// that does not fit into the line delays no other waiter, so only the limit for all waiters applies to it: it must join
+/// before the line is empty.
 pub(crate) fn pause(pause: Duration, ahead: usize, ttl: Ttl) -> Duration {
     let factor = u32::try_from(ahead).unwrap_or(u32::MAX).saturating_add(1);
-    let longest = if ahead < MAX_WAITERS { longest_pause(ttl) } else { LONGEST_PAUSE_OUTSIDE };
+    let longest = if ahead < MAX_WAITERS { longest_pause(ttl) } else { LONGEST_PAUSE };
     pause.saturating_mul(factor).min(longest)
 }
 
@@ -51,7 +49,7 @@ mod tests {
         let pause = |ahead| pause(POLL, ahead, Ttl::DEFAULT);
         let polls: f64 = (0..9).map(|ahead| POLL.div_duration_f64(pause(ahead))).sum();
         assert!((polls - 9_f64.ln()).abs() < 1.0, "{polls}");
-        assert_eq!([pause(MAX_WAITERS - 1), pause(MAX_WAITERS)], [LONGEST_PAUSE, LONGEST_PAUSE_OUTSIDE]);
+        assert_eq!([pause(MAX_WAITERS - 1), pause(MAX_WAITERS)], [LONGEST_PAUSE; 2]);
     }
 
     #[test]
@@ -59,5 +57,6 @@ mod tests {
         let ttl = Ttl::new(3 * POLL / 2).unwrap();
         assert_eq!(pause(POLL, 0, ttl), POLL / 2);
         assert_eq!(pause(POLL, 9, ttl), POLL / 2);
+        assert_eq!(pause(POLL, MAX_WAITERS, ttl), LONGEST_PAUSE, "outside the line");
     }
 }

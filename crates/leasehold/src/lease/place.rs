@@ -22,6 +22,23 @@ struct Known {
     conflicts: u32,
     /// Whether the lock's record was read since the claim asked for the lock.
     polled: bool,
+    kept: Kept,
+}
+
+/// How long a claim has seen the lock available and kept for the first waiter.
+///
+/// Clients that ignore the line can take the lock again and again before the grace of a dead waiter is over. So the
+/// grace counts over all periods in which the lock was available, not only over the latest one.
+#[derive(Debug, Default)]
+struct Kept {
+    /// The claim of the first waiter.
+    first: Option<Id>,
+    /// Identifies the latest period.
+    period: u128,
+    /// The time in the latest period.
+    latest: Duration,
+    /// The time in the periods before it.
+    earlier: Duration,
 }
 
 /// The state of a claim in a line.
@@ -40,8 +57,16 @@ pub(crate) struct Standing {
 pub(crate) struct Before {
     /// Its number.
     pub(crate) number: u64,
+    pub(crate) claim: Id,
     /// The longest pause between two of its polls.
     pub(crate) polls: Duration,
+}
+
+impl Kept {
+    /// Returns the time for which the lock was kept for the waiter `first`.
+    fn of(&self, first: Id) -> Duration {
+        if self.first == Some(first) { self.earlier + self.latest } else { Duration::ZERO }
+    }
 }
 
 impl Place {
@@ -103,7 +128,37 @@ impl Place {
     pub(crate) fn before(&self, claim: Id, served: u64) -> (usize, Duration) {
         let known = self.of(claim);
         let waiting = || known.standing.before.iter().filter(|before| before.number > served);
-        (waiting().count(), grace(waiting().map(|before| before.polls)))
+        let grace = grace(waiting().map(|before| before.polls));
+        let kept = waiting().next().map_or(Duration::ZERO, |first| known.kept.of(first.claim));
+        (waiting().count(), grace.saturating_sub(kept))
+    }
+
+    /// Records that the lock has been available for `available` in `period`, and is kept for the waiter `first`. `period`
+    /// is a number that no other period has. Returns for how long the lock was kept for this waiter in all periods that
+    /// `claim` has seen.
+    pub(crate) fn kept(&self, claim: Id, first: Id, period: u128, available: Duration) -> Duration {
+        let mut known = self.of(claim);
+        if known.kept.first != Some(first) {
+            known.kept = Kept { first: Some(first), ..Kept::default() };
+        }
+        let kept = &mut known.kept;
+        if kept.period != period {
+            kept.earlier += std::mem::take(&mut kept.latest);
+            kept.period = period;
+        }
+        kept.latest = kept.latest.max(available);
+        kept.earlier + kept.latest
+    }
+
+    /// Returns for how long `claim` has seen the lock kept for the waiter `first`.
+    pub(crate) fn kept_for(&self, claim: Id, first: Id) -> Duration {
+        self.of(claim).kept.of(first)
+    }
+
+    /// Returns the first waiter, and for how long the lock was kept for it before the latest period.
+    pub(crate) fn kept_earlier(&self, claim: Id) -> Option<(Id, Duration)> {
+        let kept = &self.of(claim).kept;
+        kept.first.map(|first| (first, kept.earlier))
     }
 
     /// Returns the waiter directly before `claim`.
@@ -122,7 +177,7 @@ mod tests {
     #[test]
     fn a_claim_that_finds_no_room_does_not_try_soon_again() {
         let (place, claim) = (Place::default(), Id::random(&crate::random::Random::seeded(1)));
-        let before = |count| (1..=count).map(|number| Before { number, polls: POLL }).collect();
+        let before = |count| (1..=count).map(|number| Before { number, claim, polls: POLL }).collect();
         let standing = |count| Standing { before: before(count), ..Standing::default() };
         for (count, conflicts) in [(63, 1), (64, 0)] {
             place.conflicted(claim);

@@ -5,9 +5,9 @@ use std::time::Duration;
 use super::Lock;
 use crate::clock::timeout;
 use crate::error::{Error, Result};
-use crate::lease::{Claim, Grant, HolderInfo, Id, Renewal, deadline};
-use crate::runtime::acquisition::{Acquisition, Wait};
-use crate::runtime::task;
+use crate::lease::{AcquireOutcome, Claim, Grant, Id, Renewal, deadline};
+use crate::runtime::acquisition::{Acquisition, Wait, unknown_holder};
+use crate::runtime::outage::FIRST_RESPONSE;
 use crate::ticket::{HeldTicket, Ticket};
 
 impl Lock {
@@ -18,7 +18,8 @@ impl Lock {
     /// further calls fail with [`ErrorKind::Lost`](crate::ErrorKind::Lost). The store remembers spent ids only as far
     /// back as the lock's [history](crate::Status::history) goes.
     ///
-    /// A repeated call must have the same ttl. The other settings have no effect on an existing hold.
+    /// A repeated call has the same ttl or a longer one, which then applies to the hold. The other settings have no effect
+    /// on an existing hold.
     ///
     /// This process neither renews nor releases the lock. Only users of the ticket do. If no caller receives the
     /// ticket, the lease lapses after its ttl. Anyone who knows the id can do everything that the ticket allows, so
@@ -74,7 +75,7 @@ impl Lock {
                 // The claim may already hold the lock, and tasks ahead of this one may be waiting for that very hold to
                 // end.
                 if turn.is_none() {
-                    let most = if limit.is_zero() { claim.store_timeout } else { limit };
+                    let most = if limit.is_zero() { claim.store_timeout } else { limit.max(FIRST_RESPONSE) };
                     let held = timeout(&*env.clock, most, lock.own_hold(&claim)).await;
                     if let Some(held) = held.unwrap_or_else(|| Err(lock.unanswered(&name, most)))? {
                         return Ok(held);
@@ -84,32 +85,21 @@ impl Lock {
                 if limit.is_zero() {
                     return Err(match queue.seen() {
                         Some(held) => Error::held(&name, held),
-                        None => lock.unknown_holder(&name),
+                        None => unknown_holder(&name),
                     });
                 }
-                let request = lock.request(claim, Wait::Yes);
+                let request = lock.limited(limit).request(claim, Wait::Yes);
                 let acquisition = match turn {
-                    Some(turn) => Acquisition::in_turn(request, queue.clone(), turn),
-                    None => Acquisition::enter(request, queue.clone()),
+                    Some(turn) => Acquisition::in_turn(request, queue, turn),
+                    None => Acquisition::enter(request, queue),
                 };
-                let (clock, lock) = (lock.locker.store().env().clock.clone(), lock.clone());
-                let mut acquisition = Box::pin(acquisition.grant());
-                task::run(async move {
-                    match timeout(&*clock, limit, acquisition.as_mut()).await {
-                        Some(outcome) => outcome,
-                        None => Err(match queue.seen() {
-                            Some(held) => Error::held(&name, held),
-                            None => lock.unanswered(&name, limit),
-                        }),
-                    }
-                })
-                .await?
+                acquisition.grant().await?
             }
         };
         Ok(lock.held(&grant))
     }
 
-    /// Renews and returns the hold of `claim`, if the claim already holds the lock.
+    /// Renews and returns the hold of `claim`, if the claim already holds the lock. Its ttl is at least that of `claim`.
     async fn own_hold(&self, claim: &Claim) -> Result<Option<HeldTicket>> {
         let store = self.locker.store();
         let mut seen = store.inspect(&claim.name).await?.token;
@@ -130,9 +120,18 @@ impl Lock {
             // previous holder. Tokens only rise, so a token that is the same before and after the renewal belongs to
             // the renewed grant.
             seen = store.inspect(&claim.name).await?.token;
-            if seen == Some(grant.token) {
-                return Ok(Some(self.held(&grant)));
+            if seen != Some(grant.token) {
+                continue;
             }
+            let env = store.env();
+            if grant.deadline.remaining(env.now()) < deadline(claim.ttl, env.now()).remaining(env.now()) / 2 {
+                // The hold has a shorter ttl. Only a repetition of the claim makes it longer.
+                let AcquireOutcome::Granted(longer) = store.try_acquire(claim).await? else {
+                    return Ok(None);
+                };
+                grant = longer;
+            }
+            return Ok(Some(self.held(&grant)));
         }
         Ok(None)
     }
@@ -144,15 +143,5 @@ impl Lock {
             grant.deadline,
             opened.store.env().clone(),
         )
-    }
-
-    /// Returns the error for `name` while another task of this process is acquiring it and the store has not responded
-    /// to that task yet.
-    pub(super) fn unknown_holder(&self, name: &crate::LockName) -> Error {
-        Error::held_as(
-            format!("lock `{name}` is being acquired by another task of this process"),
-            HolderInfo::default(),
-        )
-        .with_help("its holder is unknown: the store has not responded to that task yet")
     }
 }

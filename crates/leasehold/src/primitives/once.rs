@@ -271,7 +271,7 @@ impl OncePer {
     /// Returns the same errors as [`run_within`](Self::run_within) before the body runs.
     pub async fn acquire_within(&self, limit: Duration) -> Result<Due> {
         self.check()?;
-        due(self.lock.within(limit, |lock| async move { lock.acquire_unless_in_cooldown().await }).await)
+        due(self.lock.limited(limit).acquire_unless_in_cooldown().await)
     }
 
     /// Checks the period and the store before anything runs.

@@ -12,7 +12,6 @@ use std::time::Duration;
 use futures_util::future::select_all;
 use tokio::sync::Notify;
 
-use crate::clock::timeout;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
 use crate::lease::{Holder, HolderInfo, LossReason, PermitQueue, State};
@@ -106,17 +105,29 @@ impl Permits {
             (Self { lock: self.lock.with_own_last_error(), ..self.clone() }, self.queue().enter(None));
         task::run(async move {
             let (seen, queue) = (Blockers::default(), permits.queue());
-            let clock = permits.lock.locker().store().env().clock.clone();
+            let limit = permits.lock.wait_limit(Some(limit));
             // Keep the acquisition alive until the queue has been read: dropping it gives up the turn and discards the
             // known holder.
             let mut acquisition = pin!(permits.acquire_seeing(entry, &seen));
-            match timeout(&*clock, limit, acquisition.as_mut()).await {
-                Some(outcome) => outcome,
-                // The queue knows a holder only if the gate or all permits were seen held.
-                None => match queue.seen() {
-                    Some(held) => Err(permits.refused(&seen, held)),
-                    None => Err(permits.lock.unanswered(&permits.name, limit)),
-                },
+            tokio::select! {
+                biased;
+                outcome = acquisition.as_mut() => return outcome,
+                () = limit.passed() => {}
+            }
+            // The queue knows a holder only if the gate or all permits were seen held.
+            if let Some(held) = queue.latest() {
+                return Err(permits.refused(&seen, held));
+            }
+            // Like an attempt that does not wait.
+            let last_error = queue.last_error();
+            tokio::select! {
+                biased;
+                outcome = acquisition.as_mut() => outcome,
+                held = queue.until_seen() => Err(permits.refused(&seen, held)),
+                () = limit.given_up(&last_error) => {
+                    let shown = permits.lock.locker().opened().shown();
+                    Err(limit.unanswered(&permits.name, &shown, last_error.get()))
+                }
             }
         })
         .await
@@ -124,6 +135,7 @@ impl Permits {
 
     async fn acquire_seeing(&self, entry: Entry<Hold>, seen: &Blockers) -> Result<Guard> {
         let turn = self.queue().turn(entry, self.lock.on_waiting()).await;
+        turn.notes_errors_in(self.lock.last_error());
         let mut outage = self.lock.outage();
         let mut attempt = Attempt { permits: self.clone(), tried: false, may_queue: true, first: None };
         loop {
@@ -308,16 +320,28 @@ impl Attempt {
 
 /// The known holders that prevent one acquisition. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Blockers(Arc<Mutex<BTreeMap<LockName, HolderInfo>>>);
+pub(crate) struct Blockers(Arc<(Mutex<BTreeMap<LockName, HolderInfo>>, Notify)>);
 
 impl Blockers {
     fn known(&self) -> MutexGuard<'_, BTreeMap<LockName, HolderInfo>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records that `name` is held by `held`.
     pub(crate) fn note(&self, name: &LockName, held: HolderInfo) {
         self.known().insert(name.clone(), held);
+        self.0.1.notify_waiters();
+    }
+
+    /// Completes when a holder is known. Cancel safe.
+    pub(crate) async fn until_known(&self) {
+        loop {
+            let noted = self.0.1.notified();
+            if !self.known().is_empty() {
+                return;
+            }
+            noted.await;
+        }
     }
 
     /// Records that `name` no longer prevents the acquisition.

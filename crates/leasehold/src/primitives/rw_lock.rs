@@ -1,11 +1,11 @@
 //! [`RwLock`]: a lock with either several shared holders or one exclusive holder.
 
 use std::fmt;
+use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::future::{join_all, try_join_all};
 
-use crate::clock::timeout;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::lease::HolderInfo;
@@ -209,12 +209,22 @@ impl RwLock {
     pub async fn exclusive_within(&self, limit: Duration) -> Result<Guard> {
         let (lock, permits) = (Self { lock: self.lock.with_own_last_error() }, self.permits()?);
         task::run(async move {
-            let seen = Blockers::default();
-            let clock = lock.lock.locker().store().env().clock.clone();
-            match timeout(&*clock, limit, lock.exclusive_seeing(&seen)).await {
-                Some(outcome) => outcome,
-                None if seen.soonest().is_none() => Err(lock.lock.unanswered(permits.name(), limit)),
-                None => Err(lock.refused(&permits, &seen)),
+            let (seen, limit) = (Blockers::default(), lock.lock.wait_limit(Some(limit)));
+            let mut acquisition = pin!(lock.exclusive_seeing(&seen));
+            tokio::select! {
+                biased;
+                outcome = acquisition.as_mut() => return outcome,
+                () = limit.passed() => {}
+            }
+            // Without a known holder, like an attempt that does not wait.
+            tokio::select! {
+                biased;
+                outcome = acquisition.as_mut() => outcome,
+                () = seen.until_known() => Err(lock.refused(&permits, &seen)),
+                () = limit.given_up(lock.lock.last_error()) => {
+                    let (shown, cause) = (lock.lock.locker().opened().shown(), lock.lock.last_error().get());
+                    Err(limit.unanswered(permits.name(), &shown, cause))
+                }
             }
         })
         .await

@@ -129,20 +129,17 @@ impl RegisterLeases {
         probe: impl Future<Output = Result<(), StoreError>>,
         budget: &mut RetryBudget<'_>,
     ) -> Result<(), StoreError> {
-        const CHECKING: &str = "leasehold has not finished checking the store";
         let began = self.now();
         let mut probe = pin!(probe);
         let outcome = match probe.as_mut().now_or_never() {
             Some(outcome) => outcome,
             None => {
-                // For the error message, if the caller gives up. An earlier error explains more.
-                if budget.last_error().get().is_none() {
-                    budget.last_error().set(&Fault::unavailable(CHECKING).not_applied());
-                }
-                probe.await
+                budget.last_error().checks(true); // For the error message, if the caller gives up.
+                let outcome = probe.await;
+                budget.last_error().checks(false);
+                outcome
             }
         };
-        budget.last_error().remove(CHECKING);
         outcome?;
         budget.extend(self.now().longest_since(began));
         Ok(())

@@ -17,6 +17,9 @@ use super::record::{FORMAT, Record};
 use crate::error::{ErrorKind, Fault};
 use crate::lease::{Before, Holder, Id, LONGEST_PAUSE, MAX_WAITERS, Standing, Token};
 
+/// The largest line that is parsed, in bytes. Lines that leasehold writes are smaller.
+const MAX_BYTES: usize = 512 * 1024;
+
 /// The waiters for a lock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Line {
@@ -50,6 +53,9 @@ impl Line {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Fault> {
         let corrupt =
             |why: &str| Fault::new(ErrorKind::Corrupt, format!("the line of waiters is damaged: {why}"));
+        if bytes.len() > MAX_BYTES {
+            return Err(corrupt("it is too large"));
+        }
         let mut line: Self = serde_json::from_slice(bytes).map_err(|error| corrupt(&error.to_string()))?;
         if line.leasehold != FORMAT {
             return Err(corrupt("its format is unknown"));
@@ -87,7 +93,7 @@ impl Line {
                 break;
             }
             let polls = Duration::from_millis(waiter.polls_ms).min(LONGEST_PAUSE);
-            standing.before.push(Before { number: waiter.number, polls });
+            standing.before.push(Before { number: waiter.number, claim: waiter.claim, polls });
             last = Some(waiter);
         }
         standing.waiter_ahead = last.map(|last| last.holder.of_the_past());
@@ -178,7 +184,8 @@ mod tests {
         let line = line(&[1, 2, 3], &record);
         let standing = |seed| line.standing(waiter(seed).claim, &record);
         assert_eq!(standing(1), first(1));
-        let before: Vec<_> = (1..=3).map(|n| Before { number: n, polls: Duration::from_secs(n) }).collect();
+        let before = |n| Before { number: n, claim: waiter(n).claim, polls: Duration::from_secs(n) };
+        let before: Vec<_> = (1..=3).map(before).collect();
         let waiter_ahead = Some(waiter(2).holder);
         assert_eq!(standing(3), Standing { number: Some(3), before: before[..2].to_vec(), waiter_ahead });
         assert_eq!(
@@ -223,6 +230,27 @@ mod tests {
         assert_eq!(joined(Some(full.clone()), 99, &record), None);
         let served = Record { served: 1, ..record };
         assert!(joined(Some(full), 99, &served).is_some());
+    }
+
+    #[test]
+    fn a_line_with_ten_thousand_entries_counts_as_a_full_line() {
+        let record = free();
+        let all = |count: u64| {
+            let waiters = (1..=count).map(|n| Waiter { number: n, polls_ms: 10_000, ..waiter(n) }).collect();
+            Line { leasehold: FORMAT, last: count, waiters }.to_bytes().unwrap()
+        };
+        let line = Line::parse(&all(1_000)).unwrap();
+        assert_eq!(line.standing(waiter(900).claim, &record).before.len(), MAX_WAITERS);
+        assert_eq!(line.waiting(&record).count(), MAX_WAITERS);
+        let parsed = Line::parse(&all(10_000));
+        assert_eq!(parsed.unwrap_err().message, "the line of waiters is damaged: it is too large");
+        // The largest line that leasehold writes.
+        let longest = "\u{10ffff}".repeat(255);
+        let note = Some(longest.clone());
+        let holder = Holder { name: longest.clone(), host: longest, note, ..Holder::default() };
+        let waiter = |n| Waiter { holder: holder.clone(), ..waiter(n) };
+        let line = Line { leasehold: FORMAT, last: 64, waiters: (0..64).map(waiter).collect() };
+        assert_eq!(Line::parse(&line.to_bytes().unwrap()).unwrap(), line);
     }
 
     /// A grant writes a number of the line into the lock's record, which must stay readable.

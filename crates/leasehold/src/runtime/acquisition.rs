@@ -5,6 +5,7 @@
 //! behind it in the queue of this process, and other processes wait behind it in the line.
 
 use std::ops::ControlFlow;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,16 +13,17 @@ use tokio::sync::oneshot;
 use tracing::field::Empty;
 use tracing::{Instrument, Span};
 
-use crate::clock::{Moment, timeout};
+use crate::clock::timeout;
 use crate::error::{Error, ErrorKind, Result, StoreError};
 use crate::lease::{AcquireOutcome, Claim, Grant, HolderInfo, Id, LeaseStore, LossReason, State, Token};
 use crate::observe::{Event, Waiting, elapsed};
 use crate::runtime::hand_off::Terms;
 use crate::runtime::open_store::OpenStore;
-use crate::runtime::outage::Outage;
+use crate::runtime::outage::{Outage, WaitLimit};
 use crate::runtime::queue::{Entry, OnWait, Queue, Served, Turn, Wish};
 use crate::runtime::renewer::{CohortGrant, Hold, keep};
 use crate::runtime::task;
+use crate::types::LockName;
 
 /// An acquisition ends with an error after this many grants in a row that came too late to be used.
 const LATE_GRANTS: u32 = 3;
@@ -46,36 +48,52 @@ impl Wait {
     }
 }
 
-/// The receiver of the outcome of an acquisition.
+/// The receiver of the outcome of an acquisition. `None` once it has an outcome.
 pub(crate) enum Reply {
     /// A caller for which this process keeps the lock.
-    Hold(oneshot::Sender<Result<Hold>>),
+    Hold(Option<oneshot::Sender<Result<Hold>>>),
     /// A caller that hands the grant on. This process then neither renews nor releases it.
-    Grant(oneshot::Sender<Result<Grant>>),
+    Grant(Option<oneshot::Sender<Result<Grant>>>),
 }
 
 impl Reply {
     /// Completes when the caller is gone.
     async fn closed(&mut self) {
         match self {
-            Self::Hold(reply) => reply.closed().await,
-            Self::Grant(reply) => reply.closed().await,
+            Self::Hold(Some(reply)) => reply.closed().await,
+            Self::Grant(Some(reply)) => reply.closed().await,
+            Self::Hold(None) | Self::Grant(None) => {}
         }
     }
 
     fn is_closed(&self) -> bool {
         match self {
-            Self::Hold(reply) => reply.is_closed(),
-            Self::Grant(reply) => reply.is_closed(),
+            Self::Hold(reply) => reply.as_ref().is_none_or(oneshot::Sender::is_closed),
+            Self::Grant(reply) => reply.as_ref().is_none_or(oneshot::Sender::is_closed),
         }
     }
 
-    fn fail(self, error: Error) {
+    fn fail(&mut self, error: Error) {
         match self {
-            Self::Hold(reply) => drop(reply.send(Err(error))),
-            Self::Grant(reply) => drop(reply.send(Err(error))),
+            Self::Hold(reply) => send(reply, Err(error)),
+            Self::Grant(reply) => send(reply, Err(error)),
         }
     }
+}
+
+/// Sends `outcome`, unless the caller is gone or has one.
+fn send<T>(reply: &mut Option<oneshot::Sender<Result<T>>>, outcome: Result<T>) {
+    if let Some(reply) = reply.take() {
+        let _ = reply.send(outcome);
+    }
+}
+
+/// Returns the error for the lock `name` while another task of this process is acquiring it and the store has not
+/// responded to that task yet.
+pub(crate) fn unknown_holder(name: &LockName) -> Error {
+    let message = format!("lock `{name}` is being acquired by another task of this process");
+    Error::held_as(message, HolderInfo::default())
+        .with_help("its holder is unknown: the store has not responded to that task yet")
 }
 
 /// Which lock to acquire, and how.
@@ -90,14 +108,14 @@ pub(crate) struct Request {
     pub(crate) on_wait: Option<Arc<OnWait>>,
     /// How long to keep trying a store that does not respond, if set.
     pub(crate) store_timeout: Option<Duration>,
-    /// When the acquisition began.
-    pub(crate) began: Moment,
+    /// For how long to wait for other processes, and when the acquisition began.
+    pub(crate) limit: WaitLimit,
 }
 
 impl Request {
     /// Returns the settings with which another task may pass the lock on to this one, and when this acquisition began.
     fn wish(&self) -> Option<Wish<'_>> {
-        self.terms.as_ref().map(|terms| (terms, self.began))
+        self.terms.as_ref().map(|terms| (terms, self.limit.began))
     }
 }
 
@@ -143,12 +161,13 @@ impl Acquisition {
     /// `token`.
     async fn answer<T>(
         self,
-        reply: fn(oneshot::Sender<Result<T>>) -> Reply,
+        reply: fn(Option<oneshot::Sender<Result<T>>>) -> Reply,
         token: fn(&T, &Span) -> Token,
     ) -> Result<T> {
         let lock = &self.request.claim.name;
         let span = tracing::info_span!("leasehold.acquire", %lock, token = Empty, outcome = Empty);
-        let answer = task::answer_of(|sender| self.queue_up(reply(sender))).instrument(span.clone()).await;
+        let answer =
+            task::answer_of(|sender| self.queue_up(reply(Some(sender)))).instrument(span.clone()).await;
         let outcome = answer.unwrap_or_else(|| Err(task::shut_down()));
         match &outcome {
             Ok(acquired) => span.record("token", token(acquired, &span).get()).record("outcome", "acquired"),
@@ -162,16 +181,25 @@ impl Acquisition {
         let Self { request, queue, entry } = self;
         let mut waiting =
             Waiting::of(&request.opened.observers, request.opened.store.env(), &request.claim.name);
-        if let Entry::Waiting(..) = entry {
+        let queues = matches!(entry, Entry::Waiting(..));
+        if queues {
             waiting.begin();
         }
-        let served = tokio::select! {
-            biased;
-            () = reply.closed() => return,
-            served = queue.served(entry, request.wish(), request.on_wait.as_deref()) => served,
-            held = queue.cooldown(), if request.wait == Wait::UntilCooldown => {
-                reply.fail(Error::held(&request.claim.name, held));
-                return;
+        // Not dropped before the error is known: the last task that leaves the queue makes it forget the holder.
+        let served = {
+            let mut served = pin!(queue.served(entry, request.wish(), request.on_wait.as_deref()));
+            tokio::select! {
+                biased;
+                () = reply.closed() => return,
+                () = request.limit.passed(), if queues => {
+                    reply.fail(timed_out(&request, &queue));
+                    return;
+                }
+                served = served.as_mut() => served,
+                held = queue.cooldown(), if request.wait == Wait::UntilCooldown => {
+                    reply.fail(Error::held(&request.claim.name, held));
+                    return;
+                }
             }
         };
         match served {
@@ -179,13 +207,13 @@ impl Acquisition {
             Served::Lock(hold) => {
                 waiting.acquired = true;
                 drop(waiting);
-                match reply {
-                    Reply::Hold(reply) => drop(reply.send(Ok(hold))),
+                match &mut reply {
+                    Reply::Hold(reply) => send(reply, Ok(hold)),
                     Reply::Grant(_) => drop(hold),
                 }
             }
             Served::Turn(turn) => {
-                let Request { opened, claim, terms, wait, on_wait, store_timeout, began } = request;
+                let Request { opened, claim, terms, wait, on_wait, store_timeout, limit } = request;
                 let store = opened.store.clone();
                 let contender = Contender {
                     opened,
@@ -197,13 +225,23 @@ impl Acquisition {
                     on_wait,
                     store_timeout,
                     reply,
-                    began,
+                    limit,
                     waiting,
                     late: 0,
                 };
                 contender.contend().await;
             }
         }
+    }
+}
+
+/// Returns the error for a task that did not get its turn in `queue` in time.
+fn timed_out(request: &Request, queue: &Queue<Hold>) -> Error {
+    let name = &request.claim.name;
+    match (queue.latest(), queue.last_error().failure()) {
+        (Some(held), _) => Error::held(name, held),
+        (None, Some(cause)) => request.limit.unanswered(name, &request.opened.shown(), Some(cause)),
+        (None, None) => unknown_holder(name),
     }
 }
 
@@ -218,7 +256,7 @@ struct Contender {
     on_wait: Option<Arc<OnWait>>,
     store_timeout: Option<Duration>,
     reply: Reply,
-    began: Moment,
+    limit: WaitLimit,
     waiting: Waiting,
     /// How many grants in a row came too late to be used.
     late: u32,
@@ -239,6 +277,7 @@ impl Contender {
     async fn contend(mut self) {
         let (capabilities, now) = (self.store.capabilities(), self.store.env().now());
         self.turn.policy(|policy, _| policy.requested(now, &capabilities, self.claim.ttl));
+        self.turn.notes_errors_in(&self.claim.last_error);
         let reads_line = || self.turn.policy(|policy, _| policy.reads_line(now, capabilities.poll_interval));
         self.claim.reads_line = capabilities.fifo() && reads_line().unwrap_or_default();
         // A claim in the line does not learn that the lock is in a cooldown, so only a plain wait joins the line.
@@ -269,14 +308,14 @@ impl Contender {
         let now = self.store.env().now();
         self.turn.policy(|policy, _| policy.granted(&grant, now));
         self.waiting.acquired = true;
-        let waited = elapsed(self.began, now);
-        match self.reply {
+        let waited = elapsed(self.limit.began, now);
+        match &mut self.reply {
             Reply::Hold(reply) => {
                 let cohort = CohortGrant::new(self.turn, self.terms, self.claim.holder);
                 let hold = keep(self.opened, grant, Some(cohort), Some(waited));
                 drop(self.waiting);
                 // If the caller is gone, the hold is dropped here, which releases the lock.
-                let _ = reply.send(Ok(hold));
+                send(reply, Ok(hold));
             }
             Reply::Grant(reply) => {
                 drop(self.turn);
@@ -285,7 +324,7 @@ impl Contender {
                 observers.report(&Event::Acquired { lock, token, ttl, waited });
                 observers.report(&Event::HandedOn { lock, token, held: Duration::ZERO });
                 drop(self.waiting);
-                let _ = reply.send(Ok(grant));
+                send(reply, Ok(grant));
             }
         }
     }
@@ -306,6 +345,9 @@ impl Contender {
                 Next::Trouble(error) => tokio::select! {
                     biased;
                     () = self.reply.closed() => return ControlFlow::Break(None),
+                    () = self.limit.passed() => {
+                        return ControlFlow::Break(Some(Next::Over(self.timed_out())));
+                    }
                     given_up = outage.pause_after(error) => if let Err(error) = given_up {
                         return ControlFlow::Break(Some(Next::Over(error)));
                     },
@@ -320,11 +362,15 @@ impl Contender {
                     }
                     let due = tokio::select! {
                         biased;
-                        () = self.reply.closed() => None,
-                        due = self.store.turn(&self.claim, &held) => Some(due),
+                        () = self.reply.closed() => Err(None),
+                        () = self.limit.passed() => Err(Some(Next::Over(self.timed_out()))),
+                        due = self.store.turn(&self.claim, &held) => Ok(due),
                     };
                     *pending |= self.store.may_have_place(&self.claim);
-                    let Some(due) = due else { return ControlFlow::Break(None) };
+                    let due = match due {
+                        Ok(due) => due,
+                        Err(over) => return ControlFlow::Break(over),
+                    };
                     // The time was spent waiting for the holder, not for the store.
                     outage.end();
                     match due {
@@ -349,7 +395,18 @@ impl Contender {
         let slice = if self.wait == Wait::No { Duration::MAX } else { Claim::DEFAULT_STORE_TIMEOUT };
         self.claim.store_timeout = outage.left().min(slice);
         let sent = self.store.env().now();
-        let verdict = self.store.try_acquire(&self.claim).await;
+        let verdict = {
+            let mut request = self.store.try_acquire(&self.claim);
+            tokio::select! {
+                biased;
+                verdict = &mut request => verdict,
+                () = self.limit.given_up(&self.claim.last_error) => {
+                    self.reply.fail(self.unanswered());
+                    // The request may still be granted.
+                    request.await
+                }
+            }
+        };
         let now = self.store.env().now();
         if verdict.is_ok() {
             self.claim.last_error.clear();
@@ -394,6 +451,20 @@ impl Contender {
         }
     }
 
+    /// Returns the error for an acquisition whose time is over: who has the lock, unless the store fails.
+    fn timed_out(&self) -> Error {
+        match (self.turn.latest(), self.claim.last_error.failure()) {
+            (Some(held), _) => Error::held(&self.claim.name, held),
+            (None, Some(_)) => self.unanswered(),
+            (None, None) => Error::held(&self.claim.name, HolderInfo::default()),
+        }
+    }
+
+    fn unanswered(&self) -> Error {
+        let cause = self.claim.last_error.get();
+        self.limit.unanswered(&self.claim.name, &self.opened.shown(), cause)
+    }
+
     fn too_late(&self, took: Duration) -> Error {
         let (name, ttl) = (&self.claim.name, self.claim.ttl.get());
         Error::new(
@@ -433,6 +504,7 @@ impl Contender {
             let status = tokio::select! {
                 biased;
                 () = self.reply.closed() => return ControlFlow::Break(None),
+                () = self.limit.passed() => return ControlFlow::Break(Some(Next::Over(self.timed_out()))),
                 status = timeout(&*env.clock, backoff, look) => status,
             };
             // An error here is ignored, because the next request reports it.

@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Moment;
+use crate::env::Env;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lease::Claim;
+use crate::lease::{Claim, LastError};
 use crate::runtime::open_store::OpenStore;
+use crate::types::LockName;
 
 /// The first and the longest pause before a waiter sends another request.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
@@ -14,6 +16,61 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// How long a waiter keeps trying if the store has responded before.
 const OUTAGE: Duration = Duration::from_secs(5 * 60);
+
+/// How long an acquisition waits at least for the first response of the store, even if its limit is shorter. A short limit
+/// may be shorter than the time of one request.
+pub(crate) const FIRST_RESPONSE: Duration = Duration::from_secs(2);
+
+/// For how long an acquisition may wait for other processes. An attempt that is under way when this time is over is
+/// finished, as if the acquisition did not wait.
+#[derive(Clone, Debug)]
+pub(crate) struct WaitLimit {
+    pub(crate) env: Env,
+    pub(crate) began: Moment,
+    /// `None` if it may wait for as long as it takes.
+    pub(crate) limit: Option<Duration>,
+}
+
+impl WaitLimit {
+    /// Completes when the time is over. Cancel safe.
+    pub(crate) async fn passed(&self) {
+        match self.limit {
+            Some(limit) => self.until(limit).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Completes when an attempt whose time is over is given up because the store fails, or because it has not responded
+    /// at all. Cancel safe.
+    pub(crate) async fn given_up(&self, last_error: &LastError) {
+        self.passed().await;
+        let silent = async {
+            self.until(FIRST_RESPONSE).await;
+            if last_error.has_answer() {
+                std::future::pending().await
+            }
+        };
+        tokio::select! {
+            () = last_error.until_failing() => {}
+            () = silent => {}
+        }
+    }
+
+    /// Completes when `time` has passed since the acquisition began.
+    async fn until(&self, time: Duration) {
+        self.env.sleep(time.saturating_sub(self.env.now().longest_since(self.began))).await;
+    }
+
+    /// Returns the error for an acquisition of `name` that got no response from the store `shown` in time.
+    pub(crate) fn unanswered(&self, name: &LockName, shown: &str, cause: Option<String>) -> Error {
+        let within = self.limit.unwrap_or_default();
+        let mut message = format!("lock `{name}`: no response from {shown} within {within:.1?}");
+        if let Some(cause) = cause {
+            message.push_str(&format!(": {cause}"));
+        }
+        Error::new(ErrorKind::Unavailable, message)
+    }
+}
 
 /// Returns how long to keep trying if the store does not respond: `configured`, or a default that depends on whether
 /// the store has responded before.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{oneshot, watch};
 
 use crate::clock::Moment;
-use crate::lease::HolderInfo;
+use crate::lease::{HolderInfo, LastError};
 use crate::runtime::hand_off::{CohortPolicy, Terms};
 use crate::types::LockName;
 
@@ -67,11 +67,22 @@ struct QueueState<T> {
     next: u64,
     /// How long this process has kept the lock, and when it backs off.
     policy: CohortPolicy,
+    /// The holder that was reported last, also by tasks that no longer have the turn. `None` if no task has the turn.
+    latest: Option<HolderInfo>,
+    /// Why the store does not respond to the task that has the turn.
+    last_error: LastError,
 }
 
 impl<T> Default for QueueState<T> {
     fn default() -> Self {
-        Self { taken: false, waiting: VecDeque::new(), next: 0, policy: CohortPolicy::default() }
+        Self {
+            taken: false,
+            waiting: VecDeque::new(),
+            next: 0,
+            policy: CohortPolicy::default(),
+            latest: None,
+            last_error: LastError::default(),
+        }
     }
 }
 
@@ -209,6 +220,24 @@ impl<T> Queue<T> {
         self.seen.borrow().clone()
     }
 
+    /// Returns the latest known holder of the lock. It may have released the lock.
+    pub(crate) fn latest(&self) -> Option<HolderInfo> {
+        self.seen().or_else(|| self.state().latest.clone())
+    }
+
+    /// Completes when a task of this process knows the holder of the lock. Cancel safe.
+    pub(crate) async fn until_seen(&self) -> HolderInfo {
+        let mut seen = self.seen.subscribe();
+        let held = seen.wait_for(Option::is_some).await;
+        // The channel is never closed while this queue exists.
+        held.map_or_else(|_| None, |held| held.clone()).unwrap_or_default()
+    }
+
+    /// Returns the record of the latest error of the task that has the turn.
+    pub(crate) fn last_error(&self) -> LastError {
+        self.state().last_error.clone()
+    }
+
     /// Gives the turn to the next task. If no task waits, the turn is free.
     fn pass_on(self: &Arc<Self>) {
         loop {
@@ -216,6 +245,9 @@ impl<T> Queue<T> {
                 let mut state = self.state();
                 let next = state.waiting.pop_front();
                 state.taken = next.is_some();
+                if next.is_none() {
+                    state.latest = None;
+                }
                 next
             };
             let Some(next) = next else { return };
@@ -261,7 +293,20 @@ impl<T> Turn<T> {
     /// Reports the holder of the lock to the waiting tasks of this process.
     pub(crate) fn report_holder(&self, held: HolderInfo) {
         if let Some(queue) = &self.queue {
+            queue.state().latest = Some(held.clone());
             queue.seen.send_replace(Some(held));
+        }
+    }
+
+    /// Returns the latest known holder of the lock. It may have released the lock.
+    pub(crate) fn latest(&self) -> Option<HolderInfo> {
+        self.queue.as_ref()?.latest()
+    }
+
+    /// Sets the record of the errors of the task that has the turn.
+    pub(crate) fn notes_errors_in(&self, last_error: &LastError) {
+        if let Some(queue) = &self.queue {
+            queue.state().last_error = last_error.clone();
         }
     }
 

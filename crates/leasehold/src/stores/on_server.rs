@@ -116,8 +116,9 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
     /// - The record can be read. Otherwise, the result is an error of the kind `Corrupt`.
     /// - The claim was not granted before: it is neither the record's latest grant nor in `past`.
     /// - No other claim waits before this one, or the [`grace`](crate::lease::grace) of those that do is over. It counts
-    ///   from the end of the lease or of the cooldown, or from the release. A claim that is not among the waiters is
-    ///   behind all of them. A claim that [barges](Claim::barges) ignores them.
+    ///   from the end of the lease or of the cooldown, or from the release. If the first waiter is the one in
+    ///   [`kept_earlier`](crate::lease::Place::kept_earlier), the time there counts too. A claim that is not among the
+    ///   waiters is behind all of them. A claim that [barges](Claim::barges) ignores them.
     /// - The [`failover_grace`](grace) is over, if the store has one. Otherwise, the result is [`Contended::Withheld`].
     /// - If the store can check it: `limit` has not passed. It counts from the call. After it, the caller no longer waits
     ///   for the response. The result is then [`Contended::Again`]. A store that cannot check it sets `is_late` to false.

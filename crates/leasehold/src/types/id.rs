@@ -35,6 +35,10 @@ impl Id {
     pub(crate) fn at(self, now: Moment) -> Self {
         Self(self.0 ^ now.bits())
     }
+
+    pub(crate) fn bits(self) -> u128 {
+        self.0
+    }
 }
 
 impl fmt::Display for Id {

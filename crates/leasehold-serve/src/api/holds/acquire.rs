@@ -25,6 +25,8 @@ use crate::waits::{Outcome, Waiter};
 const MAX_WAIT: Duration = Duration::from_secs(60);
 /// How long an acquisition keeps its place after a request has waited for it, if no other request follows.
 const PLACE_TIMEOUT: Duration = Duration::from_secs(15);
+/// How much longer than `wait` a request waits for the store's first response.
+const FIRST_RESPONSE: Duration = Duration::from_secs(5);
 /// Maximum length of a note.
 const MAX_NOTE: usize = 200;
 /// The header with the idempotency key.
@@ -111,7 +113,11 @@ async fn granted(
     };
     let held = async {
         match waiter {
-            Some(waiter) => waited(app, &name, (waiter, counted), wait, claim.is_some()).await,
+            Some(waiter) => {
+                let held = waited(app, &name, (waiter, counted), wait, claim.is_some()).await?;
+                // An earlier request with a shorter ttl waited for it.
+                if held.0.ttl() < ttl { hold(lock, request, id, Duration::ZERO).await } else { Ok(held) }
+            }
             None => {
                 let _counted = counted;
                 hold(lock, request, id, wait).await
@@ -218,15 +224,21 @@ async fn waited(
 ) -> Outcome {
     tokio::select! {
         biased;
-        outcome = waiter.outcome() => outcome.unwrap_or_else(|| {
-            let loss = Loss::new(name.clone(), Token::default(), LossReason::Ended);
-            Err(spent(&loss, "the acquisition was withdrawn"))
-        }),
+        outcome = waiter.outcome() => outcome.unwrap_or_else(|| Err(withdrawn(name))),
         () = app.sleep(wait) => {
             let problem = match waiter.holder() {
                 Some(held) => leasehold::Error::held(name, held).into(),
                 None if wait.is_zero() => leasehold::Error::held(name, HolderInfo::default()).into(),
-                None => unknown(name, wait),
+                // The first request to the store is under way.
+                None => tokio::select! {
+                    biased;
+                    response = waiter.first_response() => match response {
+                        Some(Ok(outcome)) => return outcome,
+                        Some(Err(held)) => leasehold::Error::held(name, held).into(),
+                        None => return Err(withdrawn(name)),
+                    },
+                    () = app.sleep(FIRST_RESPONSE) => unknown(name, wait + FIRST_RESPONSE),
+                },
             };
             if keeps_place {
                 let env = app.locker.store().env().clone();
@@ -242,6 +254,11 @@ async fn waited(
             Err(problem)
         }
     }
+}
+
+fn withdrawn(name: &LockName) -> Problem {
+    let loss = Loss::new(name.clone(), Token::default(), LossReason::Ended);
+    spent(&loss, "the acquisition was withdrawn")
 }
 
 /// Returns the problem for a store that has not reported yet whether the lock is held.

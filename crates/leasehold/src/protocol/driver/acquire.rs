@@ -81,7 +81,7 @@ impl RegisterLeases {
                 Claimed::Grantable { over, floor_from_clock } => {
                     let front = match over {
                         None => Front::default(),
-                        Some(record) => match self.front(claim, record, unchanged_for).await {
+                        Some(record) => match self.front(claim, record, unchanged_for, is_old).await {
                             Ok(front) => front,
                             Err(_) if is_old => {
                                 next = Next::Read;

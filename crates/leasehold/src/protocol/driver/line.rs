@@ -53,12 +53,14 @@ impl RegisterLeases {
     }
 
     /// Decides whether the line lets `claim` take the lock. According to `record`, which has been seen unchanged for
-    /// `unchanged_for`, the lock may be granted. Returns an error if it is reserved for other waiters.
+    /// `unchanged_for`, the lock may be granted. `is_old` tells whether the lock may have been taken since the record was
+    /// read. Returns an error if the lock is reserved for other waiters.
     pub(super) async fn front(
         &self,
         claim: &Claim,
         record: &Record,
         unchanged_for: Duration,
+        is_old: bool,
     ) -> Result<Front, HolderInfo> {
         let as_it_was = Front::of(record);
         let is_ours = record.grant == claim.id && record.state == RecordState::Held;
@@ -73,7 +75,7 @@ impl RegisterLeases {
             return Ok(as_it_was);
         }
         match &claim.permit_queue {
-            None => self.front_of_line(claim, &claim.name, record, unchanged_for).await,
+            None => self.front_of_line(claim, &claim.name, record, unchanged_for, is_old).await,
             Some(PermitQueue { name, first_since: Some(_) }) => {
                 let others_wait = self.cache.recall(name).is_some_and(|queue| queue.record.awaited);
                 Ok(Front { awaited: record.awaited || others_wait, ..as_it_was })
@@ -100,7 +102,7 @@ impl RegisterLeases {
         match (state, &reading.observation) {
             (lease::State::Held(first), _) => Err(HolderInfo { reserved: true, held_for: None, ..first }),
             (_, Some(Observation { record, .. })) if record.awaited => {
-                self.front_of_line(claim, queue, record, unchanged_for).await.map(drop)
+                self.front_of_line(claim, queue, record, unchanged_for, false).await.map(drop)
             }
             _ => Ok(()),
         }
@@ -113,6 +115,7 @@ impl RegisterLeases {
         name: &LockName,
         record: &Record,
         unchanged_for: Duration,
+        is_old: bool,
     ) -> Result<Front, HolderInfo> {
         let as_it_was = Front::of(record);
         let line = match self.line(name).await {
@@ -126,13 +129,19 @@ impl RegisterLeases {
         let Standing { number, before, waiter_ahead } = note(claim, &line, record);
         let grace = grace(before.iter().map(|before| before.polls));
         let available_for = rules::available_for(record, unchanged_for, self.store_time(), self.rules);
-        let mut waiting = line.waiting(record);
-        match waiting.next() {
-            Some(first) if available_for < grace => Err(HolderInfo {
+        let first = line.waiting(record).next();
+        let kept = match first {
+            Some(first) if !is_old => {
+                claim.place.kept(claim.id, first.claim, record.nonce.bits(), available_for)
+            }
+            _ => available_for,
+        };
+        match first {
+            Some(first) if kept < grace => Err(HolderInfo {
                 holder: Some(first.holder.clone()),
                 token: Some(record.token),
                 free_for: Some(available_for),
-                lapses_within: Some(grace - available_for),
+                lapses_within: Some(grace - kept),
                 reserved: true,
                 ahead: number.map(|_| before.len()),
                 waiter_ahead: number.and(waiter_ahead),

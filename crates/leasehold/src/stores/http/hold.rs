@@ -23,6 +23,10 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time limit of one request of a release or an eviction.
 const ATTEMPT: Duration = Duration::from_secs(5);
 
+/// The ttl of a grant that the server makes while this process waits. If the process is frozen, it does not confirm the
+/// grant, and the next waiter is granted the lock after this time.
+const UNCONFIRMED: Duration = Duration::from_secs(6);
+
 /// The number of locks whose latest token is remembered.
 const MAX_TOKENS: usize = 1_000;
 
@@ -64,11 +68,13 @@ impl HttpLeases {
         }
     }
 
-    /// Sends one request for the lock. The server responds after `wait` at the latest.
+    /// Sends one request for the lock. The server responds after `wait` at the latest. A grant after a wait has a short
+    /// lease, and must be confirmed by a request without `wait`.
     pub(super) async fn acquire(&self, claim: &Claim, wait: Duration) -> Result<Acquired, StoreError> {
         let holder = &claim.holder;
+        let ttl = if wait.is_zero() { claim.ttl.get() } else { claim.ttl.get().min(UNCONFIRMED) };
         let body = json!({
-            "lock": claim.name, "ttl": duration(claim.ttl.get()), "wait": duration(wait), "claim": claim.id,
+            "lock": claim.name, "ttl": duration(ttl), "wait": duration(wait), "claim": claim.id,
             "holder": { "name": holder.name, "host": holder.host, "pid": holder.pid, "value": holder.value },
             "note": holder.note, "lock_delay": duration(claim.lock_delay), "barge": claim.barges,
         });
@@ -86,7 +92,7 @@ impl HttpLeases {
         if held.lock != claim.name.as_str() || granted.name != claim.name {
             return Err(doubt("it grants another lock"));
         }
-        if granted.id != claim.id || granted.ttl != claim.ttl {
+        if granted.id != claim.id || granted.ttl.get() != ttl {
             return Err(doubt("it is for another acquisition"));
         }
         // If the store has no tokens, the number in the ticket only identifies the grant.

@@ -25,8 +25,8 @@ const LEAST_PAUSE: Duration = Duration::from_millis(500);
 
 #[async_trait]
 impl Watch for HttpLeases {
-    /// Waits in the server's line. If the server grants the lock during the wait, the next attempt returns that grant,
-    /// because the server recognises the claim.
+    /// Waits in the server's line. If the server grants the lock during the wait, the next attempt returns that grant
+    /// with the whole ttl, because the server recognises the claim.
     async fn turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
         if !claim.waits {
             return self.changed(&claim.name, seen).await;

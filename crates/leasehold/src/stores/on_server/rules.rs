@@ -60,19 +60,31 @@ fn waiter_ahead(claim: &Claim, record: &Record) -> Option<Holder> {
     before.claim.map(|_| before.holder.of_the_past())
 }
 
-/// Returns for how long an available lock is kept for the waiters before `claim`.
+/// Returns for how much longer the lock is kept for the waiters before `claim` once it is available.
 pub(in super::super) fn grace_before(claim: &Claim, record: &Record) -> Duration {
+    let first = record.waiters.first().and_then(|first| first.claim);
+    let kept = first.map_or(Duration::ZERO, |first| claim.place.kept_for(claim.id, first));
+    whole_grace_before(claim, record).saturating_sub(kept)
+}
+
+fn whole_grace_before(claim: &Claim, record: &Record) -> Duration {
     let before = record.waiters.iter().take_while(|waiter| waiter.claim != Some(claim.id));
     grace(before.map(|waiter| waiter.polls))
 }
 
-/// Returns the result for `claim` if the lock is available but reserved for a waiter before it.
+/// Returns the result for `claim` if the lock is available but reserved for a waiter before it. Notes in the claim for
+/// how long the lock was kept for that waiter.
 pub(in super::super) fn reserved(claim: &Claim, record: &Record) -> Option<HolderInfo> {
     let first = record.waiters.first().filter(|first| first.claim != Some(claim.id) && !claim.barges)?;
     // If the clock was set back since the release, the lock is kept for no waiter.
-    let available = Duration::from_micros(record.now_us.checked_sub(record.until_us?)?);
-    let left = grace_before(claim, record).saturating_sub(available);
-    (!record.is_live && !left.is_zero()).then(|| HolderInfo {
+    let until_us = record.until_us.filter(|_| !record.is_live)?;
+    let available = Duration::from_micros(record.now_us.checked_sub(until_us)?);
+    let kept = match first.claim {
+        Some(first) => claim.place.kept(claim.id, first, until_us.into(), available),
+        None => available,
+    };
+    let left = whole_grace_before(claim, record).saturating_sub(kept);
+    (!left.is_zero()).then(|| HolderInfo {
         holder: Some(first.holder.clone()),
         token: record.token,
         free_for: Some(available),
@@ -255,6 +267,37 @@ mod tests {
         claim.barges = false;
         assert!(reserved(&claim, &record(0)).is_none(), "the first");
         assert_eq!(waiter_ahead(&claim, &record(0)), None);
+    }
+
+    /// Clients that ignore the line take the lock before the grace of the first waiter is over.
+    #[test]
+    fn the_grace_adds_up_until_another_waiter_is_first() {
+        let waiter = |n: u32| Waiter {
+            claim: Some(format!("{n:032x}").parse().unwrap()),
+            polls: Duration::from_secs(1),
+            ..Waiter::default()
+        };
+        let free = |now_us, until_us, first| Record {
+            now_us,
+            is_live: false,
+            state: State::Free { grant: GRANT.parse().unwrap() },
+            until_us: Some(until_us),
+            waiters: vec![waiter(first), waiter(7)],
+            ..held_record()
+        };
+        let mut claim = claim();
+        claim.id = format!("{:032x}", 7).parse().unwrap();
+        let left = |record| reserved(&claim, &record).map(|held| held.lapses_within.unwrap().as_millis());
+        // The grace is 2.5 s.
+        assert_eq!(left(free(10_400_000, 10_000_000, 1)), Some(2_100));
+        assert_eq!(left(free(11_000_000, 10_000_000, 1)), Some(1_500));
+        assert_eq!(grace_before(&claim, &free(0, 0, 1)), Duration::from_millis(1_500), "while it is held");
+        assert_eq!(claim.place.kept_earlier(claim.id).unwrap().1, Duration::ZERO);
+        assert_eq!(left(free(12_900_000, 12_000_000, 1)), Some(600));
+        assert_eq!(claim.place.kept_earlier(claim.id).unwrap().1, Duration::from_secs(1));
+        assert_eq!(left(free(20_400_000, 20_000_000, 1)), Some(200));
+        assert_eq!(left(free(20_600_000, 20_000_000, 1)), None);
+        assert_eq!(left(free(31_000_000, 30_000_000, 2)), Some(1_500), "another waiter is first");
     }
 
     #[test]

@@ -23,6 +23,7 @@ impl PostgresLeases {
         grace::check(self.sessions.failover_grace(), span, Duration::ZERO)?;
         let by = locked_by(claim.id);
         let holder = as_json(&claim.holder)?;
+        let (first, kept) = claim.place.kept_earlier(claim.id).unzip();
         let began = self.env.now();
         let mut used = self.sessions.take(Purpose::Contend).await?;
         let sent = self.env.now();
@@ -43,6 +44,8 @@ impl PostgresLeases {
                     (&milliseconds(limit), Type::TEXT),
                     (&claim.id.to_string(), Type::TEXT),
                     (&claim.barges, Type::BOOL),
+                    (&first.map(|first| first.to_string()), Type::TEXT),
+                    (&number(micros(kept.unwrap_or_default())), Type::INT8),
                 ],
             )
             .await?;

@@ -147,7 +147,8 @@ fn columns() -> String {
          CASE WHEN pg_catalog.isfinite({until}) THEN {until_us} END AS until_us,
          CASE WHEN pg_catalog.isfinite(l.locked_at) THEN {from_us} END AS from_us,
          l.token::pg_catalog.int8, l.prev_token::pg_catalog.int8, l.ttl_ms::pg_catalog.int8,
-         l.state::pg_catalog.text, l.holder::pg_catalog.text, ({history})::pg_catalog.text AS past, l.waiters::pg_catalog.text",
+         l.state::pg_catalog.text, l.holder::pg_catalog.text, ({history})::pg_catalog.text AS past, {waiters}::pg_catalog.text AS waiters",
+        waiters = waiters(),
         is_live = is_live(),
         until_us = in_us(&until),
         from_us = in_us("l.locked_at"),
@@ -185,7 +186,8 @@ fn with_front(grant: &str, from_us: &str, until_us: &str, end: &str, more: &str)
 
 /// Returns the statement of a claim. $1 name, $2 `locked_by`, $3 the lease in microseconds, $4 how many tokens, $5 the
 /// holder, $6 the ttl in milliseconds, $7 the time on the server's clock from which on the claim is too late, $8 the
-/// limit of a wait for the row, $9 the id, $10 whether the claim ignores the waiters.
+/// limit of a wait for the row, $9 the id, $10 whether the claim ignores the waiters, $11 and $12 the first waiter, and
+/// for how many microseconds the lock was kept for it before it was last taken.
 ///
 /// The statement does not write the row of a held lock. Otherwise, the claims of one lock take turns, so that no other
 /// grant happens between reading the clock, which becomes the token in a new row, and writing that row. PostgreSQL
@@ -261,8 +263,14 @@ fn acquire(table: &str, failover_grace: Duration) -> String {
 }
 
 /// Returns the SQL of the waiters, in the order of their arrival. A value that is not a list counts as an empty one.
+/// Entries above [`MAX_WAITERS`], which leasehold does not write, do not count, and the next change of the list removes
+/// them.
 fn waiters() -> String {
-    format!("(CASE WHEN pg_catalog.jsonb_typeof(l.waiters) {EQ} 'array' THEN l.waiters ELSE '[]' END)")
+    const { assert!(MAX_WAITERS == 64) };
+    format!(
+        "(CASE WHEN pg_catalog.jsonb_typeof(l.waiters) {EQ} 'array'
+            THEN pg_catalog.jsonb_path_query_array(l.waiters, '$[0 to 63]') ELSE '[]' END)"
+    )
 }
 
 /// Returns the SQL of the table `name` of the waiters and their places.
@@ -289,8 +297,8 @@ fn behind() -> String {
 }
 
 /// Returns the condition that no waiter is before the claim $9, or that the lock has been available for their
-/// [`grace`](crate::lease::grace). If the clock was set back after the release, that time is unknown, and the lock is
-/// kept for no waiter.
+/// [`grace`](crate::lease::grace), with the time that the claim reports. If the clock was set back after the release,
+/// that time is unknown, and the lock is kept for no waiter.
 fn is_next() -> String {
     let pause = format!(
         "CASE WHEN pg_catalog.jsonb_typeof(w.waiter {GET} 'polls_ms') {EQ} 'number'
@@ -303,7 +311,7 @@ fn is_next() -> String {
         each = grace([Duration::ZERO]).as_millis()
     );
     format!(
-        "coalesce((SELECT {NOW} {LT} {until} OR ({until} {PLUS} {grace}) {LE} {NOW}
+        "coalesce((SELECT {NOW} {LT} {until} OR (({until} {MINUS} {kept}) {PLUS} {grace}) {LE} {NOW}
             FROM {line} WHERE w.place {LT} {own} HAVING pg_catalog.count(*) {GT} 0), true)",
         until = until(),
         line = line("w"),

@@ -6,7 +6,7 @@ use redis::{PushInfo, PushKind, Value};
 
 use crate::clock::micros;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{Holder, LONGEST_PAUSE, PastGrant, Token, printable};
+use crate::lease::{Holder, LONGEST_PAUSE, MAX_WAITERS, PastGrant, Token, printable};
 use crate::stores::on_server::record::{Record, State, Waiter};
 
 /// The response of a script for a lock.
@@ -61,6 +61,8 @@ impl Answer {
     fn parsed(&self) -> Result<Record, String> {
         // Skips lines of the history that cannot be read. The script searches the history itself.
         let past = |line: &str| serde_json::from_str::<PastGrant>(line).ok();
+        let waiters =
+            self.field("waiters").unwrap_or("").lines().filter(|line| !line.is_empty()).take(MAX_WAITERS);
         let mut record = Record {
             now_us: self.now_us,
             is_live: false,
@@ -70,7 +72,7 @@ impl Answer {
             previous: self.token("prev")?,
             past: self.field("past").unwrap_or("").lines().filter_map(past).collect(),
             state: self.state()?,
-            waiters: self.field("waiters").unwrap_or("").lines().map(waiter).collect(),
+            waiters: waiters.map(waiter).collect(),
         };
         record.is_live = match record.state {
             State::Held { .. } | State::Cooldown { .. } => {
@@ -230,6 +232,13 @@ mod tests {
             assert_eq!(error.fault().kind, ErrorKind::Corrupt, "{field} {value}");
         }
         assert!(answer(&[("past", "{"), ("waiters", "x y")]).record("k").is_ok());
+    }
+
+    #[test]
+    fn a_line_with_ten_thousand_entries_counts_as_a_full_line() {
+        let line = format!("\n{GRANT} 500 1 {{}}\n").repeat(10_000);
+        let record = answer(&[("waiters", &line)]).record("k").unwrap().unwrap();
+        assert_eq!(record.waiters.len(), MAX_WAITERS);
     }
 
     #[test]

@@ -139,6 +139,7 @@ impl ServerLeases for RedisLeases {
         let left = limit.saturating_sub(sent.longest_since(began));
         let too_late = link.clock_us(sent).saturating_add(micros(left));
         let mut script = self.about(&self.scripts.acquire, &claim.name);
+        let (first, kept) = claim.place.kept_earlier(claim.id).unzip();
         script
             .key(self.lock("//leasehold/epoch"))
             .key(self.names_key())
@@ -152,7 +153,9 @@ impl ServerLeases for RedisLeases {
             .arg(u8::from(claim.barges))
             .arg(micros(self.links.connector.location.failover_grace))
             .arg(claim.name.as_str())
-            .arg(micros(link.server.lag()));
+            .arg(micros(link.server.lag()))
+            .arg(first.map(|first: Id| first.to_string()).unwrap_or_default())
+            .arg(micros(kept.unwrap_or_default()));
         let answer = self.asked(&link, &script).await?;
         if answer.outcome == "outlasts" {
             self.check_grace(span, &link.server, true)?;

@@ -41,9 +41,12 @@ local function answer(outcome, left)
         left or '0', redis.call('HGETALL', KEYS[2])}
 end
 
-local function lines(list)
+local function lines(list, most)
     local all = {}
-    for line in string.gmatch(list or '', '[^\n]+') do all[#all + 1] = line end
+    for line in string.gmatch(list or '', '[^\n]+') do
+        if #all == most then break end
+        all[#all + 1] = line
+    end
     return all
 end
 
@@ -63,7 +66,8 @@ end
 
 local function was_granted(id) return string.find(r.past or '', '\34grant\34:\34' .. id .. '\34', 1, true) end
 
-local waiters = lines(r.waiters)
+-- Further lines, which leasehold does not write, do not count, and the next change of the list removes them.
+local waiters = lines(r.waiters, MAX_WAITERS)
 local function place_of(id)
     for place, line in ipairs(waiters) do
         if string.sub(line, 1, #id + 1) == id .. ' ' then return place end
@@ -95,7 +99,8 @@ end
 /// Acquires a lock. `KEYS[3]` the record of the server, `KEYS[4]` the names of the locks. `ARGV`: 1 id, 2 the lease in
 /// microseconds, 3 how many tokens, 4 the holder, 5 the holder for the history, 6 the ttl in milliseconds, 7 the time
 /// on the server's clock from which on the claim is too late, 8 whether the claim ignores the waiters, 9 the failover
-/// grace in microseconds, 10 the name, 11 for how many microseconds a primary that is cut off may continue to write.
+/// grace in microseconds, 10 the name, 11 for how many microseconds a primary that is cut off may continue to write, 12
+/// and 13 the first waiter or nothing, and for how many microseconds the lock was kept for it before it was last taken.
 ///
 /// A claim whose grant has ended is never granted again. Neither is a claim that arrives after its client gave up,
 /// because no process would release it. A free lock is kept for the waiters before the claim until their grace is over.
@@ -156,7 +161,8 @@ if ARGV[8] == '0' and now >= until_us then
         local polls = tonumber(string.match(line, '^%x+ (%d+) ')) or 0
         count, longest = count + 1, math.max(longest, math.min(polls, LONGEST))
     end
-    if count > 0 and until_us + (2 * longest + EACH * count) * 1000 > now then return answer('refused') end
+    local kept = ARGV[12] ~= '' and place_of(ARGV[12]) == 1 and tonumber(ARGV[13]) or 0
+    if count > 0 and until_us - kept + (2 * longest + EACH * count) * 1000 > now then return answer('refused') end
 end
 
 local token = math.max((tonumber(r.token) or 0) + tonumber(ARGV[3]), now)

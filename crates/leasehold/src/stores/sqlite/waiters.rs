@@ -52,8 +52,19 @@ pub(super) struct Waiter {
 impl Waiter {
     /// Returns how much longer the free lock is kept for this waiter. Returns `None` if the waiter was not called yet.
     pub(super) fn grace_left(&self, now: Moment) -> Option<Duration> {
-        let called = Duration::from_nanos(self.called_ns?);
-        Some(GRACE.saturating_sub(now.since_boot().saturating_sub(called)))
+        Some(GRACE.saturating_sub(self.kept(now)?))
+    }
+
+    /// Returns for how long the free lock has been kept for this waiter.
+    fn kept(&self, now: Moment) -> Option<Duration> {
+        Some(now.since_boot().saturating_sub(Duration::from_nanos(self.called_ns?)))
+    }
+
+    /// Returns the same as [`grace_left`](Self::grace_left), less the time for which `claim` has seen the lock kept for
+    /// this waiter before claims that ignore the line took it.
+    fn grace_left_before(&self, claim: &Claim, now: Moment) -> Option<Duration> {
+        let (called_ns, kept) = self.called_ns.zip(self.kept(now))?;
+        Some(GRACE.saturating_sub(claim.place.kept(claim.id, self.claim, called_ns.into(), kept)))
     }
 
     fn is_gone(&self, machine: &Machine, now: Moment) -> bool {
@@ -101,10 +112,11 @@ pub(super) fn may_take(
         }
         // This must be checked first, because times of an earlier boot are not comparable with the clock.
         let is_gone = first.is_gone(machine, now);
-        let is_late = !is_gone && first.grace_left(now).is_some_and(|left| left.is_zero());
+        let is_late = !is_gone && first.grace_left_before(claim, now).is_some_and(|left| left.is_zero());
         if is_gone || is_late {
             leave(connection, first.claim)?;
-            if is_late {
+            // Only a whole grace has given all other waiters the time to ask.
+            if is_late && first.grace_left(now).is_some_and(|left| left.is_zero()) {
                 remove_absent(connection, claim, &first)?;
             }
             changed = true;
@@ -219,7 +231,8 @@ pub(super) fn kept_for(
     if first.claim == claim.id || first.is_gone(machine, now) {
         return Ok(None);
     }
-    let Some((left, called_ns)) = first.grace_left(now).zip(first.called_ns) else { return Ok(None) };
+    let left = first.grace_left_before(claim, now);
+    let Some((left, called_ns)) = left.zip(first.called_ns) else { return Ok(None) };
     if left.is_zero() || claim.waits && left <= GRACE / 2 && !has_asked(connection, claim, called_ns)? {
         return Ok(None);
     }

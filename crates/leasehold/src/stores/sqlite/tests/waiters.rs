@@ -79,6 +79,37 @@ async fn a_waiter_that_does_not_come_is_passed_over_once() {
     granted(&store, &stopped).await;
 }
 
+/// Before its grace is over, a claim that ignores the queue takes the lock, again and again.
+#[tokio::test(start_paused = true)]
+async fn the_grace_of_a_stopped_waiter_adds_up_over_grants() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut grant = grant(&store).await;
+    let (stopped, next, last) = (waiting(&store), waiting(&store), waiting(&store));
+    for claim in [&stopped, &next, &last] {
+        refused(&store, claim).await;
+    }
+    for _ in 0..2 {
+        store.release(&mut grant, None).await.unwrap();
+        refused(&store, &next).await;
+        site.clock.suspend(GRACE * 2 / 5);
+        refused(&store, &next).await;
+        let mut barging = waiting(&store);
+        barging.barges = true;
+        grant = granted(&store, &barging).await;
+    }
+    store.release(&mut grant, None).await.unwrap();
+    refused(&store, &next).await;
+    assert_eq!(refused(&store, &last).await.ahead, Some(2), "it has not seen the earlier times");
+    site.clock.suspend(GRACE / 5);
+    let mut grant = granted(&store, &next).await;
+    // The waiter behind it had no time to ask, and keeps its place.
+    refused(&store, &stopped).await;
+    store.release(&mut grant, None).await.unwrap();
+    refused(&store, &stopped).await;
+    granted(&store, &last).await;
+}
+
 #[tokio::test]
 async fn a_claim_that_is_withdrawn_leaves_the_queue() {
     let site = Site::new();
