@@ -232,8 +232,9 @@ impl Grant {
 
 /// Returns the secret of the claim `id` for the lock `name`. Fails if the id was read from a store.
 pub(crate) fn secret_of(name: &LockName, id: Id) -> Result<Secret, Fault> {
-    id.secret()
-        .ok_or_else(|| Fault::new(ErrorKind::Invalid, format!("lock `{name}`: the secret of this claim is unknown")))
+    id.secret().ok_or_else(|| {
+        Fault::new(ErrorKind::Invalid, format!("lock `{name}`: the secret of this claim is unknown"))
+    })
 }
 
 impl fmt::Debug for Grant {

@@ -50,7 +50,10 @@ async fn a_repetition_elsewhere_renews_the_hold() {
         assert!(again.remaining() > 25 * SECOND);
     }
     locker(&one).renew(first.ticket()).await.unwrap();
-    assert_eq!(lock(&two).acquire_ticket(secret(2), Duration::ZERO).await.unwrap_err().kind(), ErrorKind::Held);
+    assert_eq!(
+        lock(&two).acquire_ticket(secret(2), Duration::ZERO).await.unwrap_err().kind(),
+        ErrorKind::Held
+    );
 }
 
 /// If a repetition has a longer ttl, contenders also wait for that ttl.
@@ -75,7 +78,10 @@ async fn a_repetition_of_a_creation_supersedes_its_ticket() {
     let first = acquired(&one, 1).await;
     let again = acquired(&two, 1).await;
     assert!(again.ticket().token() > first.ticket().token());
-    assert_eq!(lock(&two).acquire_ticket(secret(2), Duration::ZERO).await.unwrap_err().kind(), ErrorKind::Held);
+    assert_eq!(
+        lock(&two).acquire_ticket(secret(2), Duration::ZERO).await.unwrap_err().kind(),
+        ErrorKind::Held
+    );
     assert_eq!(locker(&one).renew(first.ticket()).await.unwrap_err().kind(), ErrorKind::Lost);
     locker(&one).renew(again.ticket()).await.unwrap();
 }
@@ -94,8 +100,14 @@ async fn rule_12_a_spent_id_is_never_granted_again() {
     let spent = lock(&one).acquire_ticket(secret(1), Duration::ZERO).await.unwrap_err();
     assert_eq!(spent.kind(), ErrorKind::Lost, "{spent}");
     locker(&one).evict(&name(), next.ticket().token()).await.unwrap();
-    assert_eq!(lock(&one).acquire_ticket(secret(2), Duration::ZERO).await.unwrap_err().kind(), ErrorKind::Lost);
-    assert_eq!(lock(&one).acquire_ticket(secret(1), Duration::ZERO).await.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(
+        lock(&one).acquire_ticket(secret(2), Duration::ZERO).await.unwrap_err().kind(),
+        ErrorKind::Lost
+    );
+    assert_eq!(
+        lock(&one).acquire_ticket(secret(1), Duration::ZERO).await.unwrap_err().kind(),
+        ErrorKind::Lost
+    );
 }
 
 /// A server does not learn that its grant was applied, and its client goes away. The client then acquires the lock

@@ -169,12 +169,7 @@ async fn end_late_hold(app: Arc<App>, arrival: Arrival, name: LockName, secret: 
 }
 
 /// Ends the hold of the claim with this `secret`, and gives up its place among the waiters. Returns whether it had the lock.
-async fn end_claim(
-    app: &App,
-    arrival: &Arrival,
-    name: &LockName,
-    secret: Secret,
-) -> leasehold::Result<bool> {
+async fn end_claim(app: &App, arrival: &Arrival, name: &LockName, secret: Secret) -> leasehold::Result<bool> {
     let released = app.locker.withdraw(name, secret).await? == Released::Released;
     if released {
         report(app, arrival, "released", name, None);

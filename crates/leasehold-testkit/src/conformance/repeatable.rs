@@ -15,7 +15,9 @@ fn secret(client: &Client) -> Secret {
 }
 
 async fn acquired(client: &Client, locker: &Locker, secret: Secret) -> leasehold::Result<HeldTicket> {
-    client.within("acquire_ticket", locker.lock("lock").ttl(LONG).acquire_ticket(secret, Duration::ZERO)).await
+    client
+        .within("acquire_ticket", locker.lock("lock").ttl(LONG).acquire_ticket(secret, Duration::ZERO))
+        .await
 }
 
 /// Returns whether the store refuses callers' secrets. It must refuse them if it does not support them.

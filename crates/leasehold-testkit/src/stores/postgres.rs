@@ -78,7 +78,8 @@ impl TestStore for Postgres {
     }
 
     async fn read_record(&self, url: &str, name: &LockName) -> String {
-        let sql = format!("SELECT row_to_json(t) FROM {} t WHERE name = {}", table(url), literal(name.as_str()));
+        let sql =
+            format!("SELECT row_to_json(t) FROM {} t WHERE name = {}", table(url), literal(name.as_str()));
         psql(url, &sql).await
     }
 

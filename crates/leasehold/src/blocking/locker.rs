@@ -11,7 +11,8 @@ use super::thread::{iterate, wait};
 use crate::doctor::{Examination, Report};
 use crate::error::Result;
 use crate::lease::{
-    Capabilities, Evicted, Eviction, HolderInfo, LeaseStore, Released, Secret, Status, StoreOptions, Swept, Token,
+    Capabilities, Evicted, Eviction, HolderInfo, LeaseStore, Released, Secret, Status, StoreOptions, Swept,
+    Token,
 };
 use crate::observe::Observer;
 use crate::ticket::{HeldTicket, Ticket};

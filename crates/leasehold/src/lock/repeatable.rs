@@ -60,7 +60,9 @@ impl Lock {
                 "{} cannot determine whether the secret of an acquisition was used before",
                 capabilities.store
             );
-            return Err(Error::unsupported(message).with_help("acquire the lock without a secret of your own"));
+            return Err(
+                Error::unsupported(message).with_help("acquire the lock without a secret of your own")
+            );
         }
         let (name, queue) = (claim.name.clone(), lock.queue(&claim.name));
         let grant = match queue.try_turn() {

@@ -14,9 +14,7 @@ use tracing::{Instrument, Span};
 
 use crate::clock::{Moment, timeout};
 use crate::error::{Error, ErrorKind, Result, StoreError};
-use crate::lease::{
-    AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, LossReason, Secret, State, Token,
-};
+use crate::lease::{AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, LossReason, Secret, State, Token};
 use crate::observe::{Event, Waiting, elapsed};
 use crate::runtime::hand_off::Terms;
 use crate::runtime::open_store::OpenStore;

@@ -150,7 +150,7 @@ async fn every_operation_is_one_request() {
     assert!(seen.iter().all(|seen| seen.has("authorization: bearer hunter2")));
     let holder = json!({ "name": "alice", "host": "h", "pid": 3, "value": null });
     let expected = json!({
-        "lock": name(), "ttl": "30000ms", "wait": "0ms", "claim": claim.id, "holder": holder, "note": null,
+        "lock": name(), "ttl": "30000ms", "wait": "0ms", "claim": claim.id.secret(), "holder": holder, "note": null,
         "lock_delay": "0ms", "barge": false,
     });
     assert_eq!(body(&seen[0]), expected);
