@@ -92,6 +92,12 @@ impl File {
         result
     }
 
+    /// Returns a number that changes when another connection changes the file. Returns `None` if it cannot be read.
+    pub(super) fn version(&self) -> Option<i64> {
+        let open = self.open.as_ref()?;
+        open.connection.pragma_query_value(None, "data_version", |row| row.get(0)).ok()
+    }
+
     /// Takes the open connection. The caller closes it.
     pub(super) fn take_open(&mut self) -> Option<Open> {
         self.open.take()
