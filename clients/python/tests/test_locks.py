@@ -180,7 +180,7 @@ def test_a_lock_is_passed_on_as_a_ticket(locker: Locker) -> None:
     with locker.resume(ticket) as resumed:
         assert resumed.token >= guard.token
     assert not locker.release_ticket(ticket)
-    for spoiled in (ticket[:-3], "lh1_hunter2"):
+    for spoiled in (ticket[:-3], "lh2_hunter2"):
         with pytest.raises(StoreError) as error:
             locker.release_ticket(spoiled)
         assert error.value.kind == "invalid" and spoiled[4:] not in str(error.value)

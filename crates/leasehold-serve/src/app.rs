@@ -11,7 +11,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use leasehold::clock::{Deadline, Moment};
-use leasehold::lease::Id;
+use leasehold::lease::Secret;
 use leasehold::{LockName, Locker};
 use tokio_util::sync::CancellationToken;
 
@@ -150,22 +150,22 @@ impl App {
         self.locker.store().env().sleep(pause).await;
     }
 
-    /// Returns the claim id of the acquisition that `caller` names with an idempotency `key`. It cannot be computed
-    /// without the secret, because anyone who knows it can release the lock.
+    /// Returns the secret of the acquisition that `caller` names with an idempotency `key`. It cannot be computed without
+    /// the server's own secret, because anyone who knows it can release the lock.
     ///
-    /// A repeated request must have the same ttl, so the ttl is a part of the id.
-    pub(crate) fn claim_id(
+    /// A repeated request must have the same ttl, so the secret depends on the ttl.
+    pub(crate) fn claim_secret(
         &self,
         caller: &Caller,
         name: &LockName,
         key: &str,
         ttl: Duration,
-    ) -> Result<Id, Problem> {
+    ) -> Result<Secret, Problem> {
         let store = self.locker.url().unwrap_or_default();
         let ttl = ttl.as_millis().to_string();
         let seal = self.seal(&[caller.name(), store, name.as_str(), key, &ttl])?;
-        let id = seal.get(..32).and_then(|digits| digits.parse().ok());
-        id.ok_or_else(|| {
+        let secret = seal.get(..32).and_then(|digits| digits.parse().ok());
+        secret.ok_or_else(|| {
             Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", "the key could not be used")
         })
     }
@@ -279,7 +279,7 @@ mod tests {
         };
         let caller = Access::local("t").caller(&HeaderMap::new(), None, &Env::system()).await.unwrap();
         let id = |app: &App, name: &str, key: &str| {
-            app.claim_id(&caller, &LockName::new(name).unwrap(), key, TTL).unwrap()
+            app.claim_secret(&caller, &LockName::new(name).unwrap(), key, TTL).unwrap()
         };
         let (one, other) = (app(b"one"), app(b"other"));
         assert_eq!(id(&one, "a", "k"), id(&one, "a", "k"));
@@ -292,11 +292,11 @@ mod tests {
         ];
         let bearer = HeaderMap::from_iter([(header::AUTHORIZATION, HeaderValue::from_static("Bearer t"))]);
         let operator = Access::local("t").caller(&bearer, None, &Env::system()).await.unwrap();
-        let of_another = one.claim_id(&operator, &LockName::new("a").unwrap(), "k", TTL).unwrap();
+        let of_another = one.claim_secret(&operator, &LockName::new("a").unwrap(), "k", TTL).unwrap();
         assert!(!ids.contains(&of_another), "the same key of another principal");
-        let with_another_ttl = one.claim_id(&caller, &LockName::new("a").unwrap(), "k", 2 * TTL).unwrap();
+        let with_another_ttl = one.claim_secret(&caller, &LockName::new("a").unwrap(), "k", 2 * TTL).unwrap();
         assert!(!ids.contains(&with_another_ttl), "a repetition has the same ttl");
-        let distinct: std::collections::HashSet<_> = ids.iter().collect();
+        let distinct: std::collections::HashSet<_> = ids.iter().map(|secret| secret.id()).collect();
         assert_eq!(distinct.len(), ids.len());
     }
 

@@ -90,6 +90,13 @@ pub trait Harness: Send + Sync {
     /// Deletes what is stored under `name`, as an operator would with the store's own tools.
     async fn delete_record(&self, name: &LockName);
 
+    /// Returns everything that a reader of the storage can read about `name`, as text. Defaults to nothing. A case then
+    /// uses what [`LeaseStore`] shows.
+    async fn read_record(&self, name: &LockName) -> String {
+        let _ = name;
+        String::new()
+    }
+
     /// Returns the ttl of leases that must lapse or be renewed during a case. Defaults to two seconds.
     fn ttl(&self) -> Duration {
         Duration::from_secs(2)
@@ -204,6 +211,7 @@ cases! {
     shared_holders_do_not_starve_an_exclusive_one
     the_loss_of_one_part_is_the_loss_of_an_exclusive_hold
     a_ticket_is_taken_up_and_handed_on_again
+    a_reader_of_the_store_cannot_release
     a_repeated_acquisition_has_the_same_hold
     a_repetition_with_a_shorter_ttl_shortens_no_lease
     a_renewal_is_valid_no_longer_than_the_record_shows

@@ -98,6 +98,10 @@ impl Harness for Fresh {
         self.store.delete_record(&self.url, name).await;
     }
 
+    async fn read_record(&self, name: &LockName) -> String {
+        self.store.read_record(&self.url, name).await
+    }
+
     fn ttl(&self) -> Duration {
         self.storage.ttl
     }
@@ -124,6 +128,10 @@ impl Harness for Box<dyn Harness> {
 
     async fn delete_record(&self, name: &LockName) {
         (**self).delete_record(name).await;
+    }
+
+    async fn read_record(&self, name: &LockName) -> String {
+        (**self).read_record(name).await
     }
 
     fn ttl(&self) -> Duration {
@@ -173,11 +181,30 @@ impl Harness for OnRegister {
     async fn delete_record(&self, name: &LockName) {
         delete_record(&*self.register, &object(name, self.by_existence)).await;
     }
+
+    async fn read_record(&self, name: &LockName) -> String {
+        read_record(&*self.register, &object(name, self.by_existence)).await
+    }
 }
 
 pub(crate) async fn delete_record(register: &dyn Register, key: &str) {
     let cell = register.read(key).await.unwrap().expect("there is a record to delete");
     assert_eq!(register.delete(key, &cell.version).await.unwrap(), Deleted::Deleted);
+}
+
+/// Returns the object `key` with its metadata, as text.
+pub(crate) async fn read_record(register: &dyn Register, key: &str) -> String {
+    let cell = register.read(key).await.unwrap().expect("there is a record to read");
+    format!("{cell:?} {}", String::from_utf8_lossy(&cell.value))
+}
+
+/// Returns all that the files of the SQLite database at `path` contain.
+pub(crate) fn read_database(path: &std::path::Path) -> String {
+    ["", "-wal"]
+        .iter()
+        .filter_map(|suffix| std::fs::read(format!("{}{suffix}", path.display())).ok())
+        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+        .collect()
 }
 
 /// Returns the key of a lock's object.

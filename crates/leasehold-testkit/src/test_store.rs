@@ -39,6 +39,9 @@ pub trait TestStore: fmt::Debug + Send + Sync {
     /// Deletes the record of `name` at `url`, as an operator would with the store's own tools.
     async fn delete_record(&self, url: &str, name: &LockName);
 
+    /// Returns everything that a reader of the store at `url` can read about `name`, with the store's own tools.
+    async fn read_record(&self, url: &str, name: &LockName) -> String;
+
     /// Records at `url` that its server has passed the examination, which would take seconds in each test. The tests
     /// in `refused.rs` and those of the doctor do examine servers.
     async fn vouch_for(&self, _url: &str) {}

@@ -65,10 +65,10 @@ fn every_format_has_its_golden_files() {
             "1-sqlite-processes.json",
             "1-sqlite-queue.sql",
             "1-sqlite.sql",
-            "1-ticket.txt",
             "1-update-marks.txt",
             "2-probe-marker-since.json",
             "2-probe-marker.json",
+            "2-ticket.txt",
         ]
     );
 }

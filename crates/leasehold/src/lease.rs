@@ -30,8 +30,8 @@ use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::types::LockName;
 pub use crate::types::{
-    End, Eviction, Holder, HolderInfo, Id, Loss, LossReason, PastGrant, State, Status, Token, Ttl, Waiter,
-    attempt_limit, deadline, printable,
+    End, Eviction, Holder, HolderInfo, Id, Loss, LossReason, PastGrant, Secret, State, Status, Token, Ttl,
+    Waiter, attempt_limit, deadline, printable,
 };
 
 /// A store that grants leases.
@@ -230,8 +230,15 @@ impl Grant {
     }
 }
 
+/// Returns the secret of the claim `id` for the lock `name`. Fails if the id was read from a store.
+pub(crate) fn secret_of(name: &LockName, id: Id) -> Result<Secret, Fault> {
+    id.secret().ok_or_else(|| {
+        Fault::new(ErrorKind::Invalid, format!("lock `{name}`: the secret of this claim is unknown"))
+    })
+}
+
 impl fmt::Debug for Grant {
-    /// Omits the id: as with a ticket, anyone who knows it can release the lock.
+    /// Omits the id and the memo, which tell a reader nothing.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Grant")
             .field("name", &self.name)

@@ -349,8 +349,6 @@ impl Lock {
         let ttl = Ttl::new(self.ttl)?;
         let env = self.locker.store().env();
         let mut claim = Claim::new(env, self.checked_name()?, ttl, self.holder.clone());
-        // Copies of a running machine may draw the same random numbers.
-        claim.id = claim.id.at(env.now());
         claim.lock_delay = self.lock_delay;
         claim.store_timeout = store_timeout(self.store_timeout, false);
         claim.last_error = self.last_error.clone();

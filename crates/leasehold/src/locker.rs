@@ -11,7 +11,7 @@ use crate::doctor::{self, Examination, Report};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::lease::{
-    Capabilities, Evicted, Eviction, Grant, Holder, HolderInfo, Id, LeaseStore, Released, Renewal, State,
+    Capabilities, Evicted, Eviction, Grant, Holder, HolderInfo, LeaseStore, Released, Renewal, Secret, State,
     Status, StoreOptions, Swept, Token, Ttl,
 };
 use crate::observe::Observer;
@@ -265,7 +265,7 @@ impl Locker {
         Ok(self.store().release(&mut grant, cooldown).instrument(span).await?)
     }
 
-    /// Withdraws the acquisition of `name` that was started with this `id` by
+    /// Withdraws the acquisition of `name` that was started with this `secret` by
     /// [`Lock::acquire_ticket`](crate::Lock::acquire_ticket). Ends the hold that the acquisition may have received
     /// unnoticed, and gives up its place in the line. If one of its requests arrives at the store later, it may still
     /// be granted. That grant then lapses.
@@ -274,8 +274,8 @@ impl Locker {
     ///
     /// # Errors
     /// Returns any error from the store.
-    pub async fn withdraw(&self, name: &LockName, id: Id) -> Result<Released> {
-        let mut grant = Grant::withdrawn(name.clone(), id, Ttl::DEFAULT, self.store().env().now());
+    pub async fn withdraw(&self, name: &LockName, secret: Secret) -> Result<Released> {
+        let mut grant = Grant::withdrawn(name.clone(), secret.id(), Ttl::DEFAULT, self.store().env().now());
         let span = info_span!("leasehold.release", lock = %grant.name);
         Ok(self.store().release(&mut grant, None).instrument(span).await?)
     }

@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::{Deadline, Moment};
 use crate::env::Env;
-use crate::error::Error;
-use crate::lease::{Grant, Id, Token, Ttl, deadline};
+use crate::error::{Error, Fault};
+use crate::lease::{Grant, Secret, Token, Ttl, deadline, secret_of};
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
 /// The prefix of a ticket's text: its kind and its format version.
-const PREFIX: &str = "lh1_";
+const PREFIX: &str = "lh2_";
 
 /// The longest text that is parsed, without the prefix.
 const MAX_BYTES: usize = 8 * 1024;
@@ -24,7 +24,8 @@ const MAX_BYTES: usize = 8 * 1024;
 /// A held lock as text.
 ///
 /// Anyone who has the text can renew and release the lock, so treat it as a password. `Debug` does not show it.
-/// `Display` does, because that is its purpose.
+/// `Display` does, because that is its purpose. The text contains the [`Secret`](crate::lease::Secret) of the grant, of
+/// which the store has only a digest.
 ///
 /// A ticket names the store of its lock. Because anyone can write a ticket, leasehold never opens a store only because
 /// a ticket names it. Open the store from your own configuration and pass the ticket to that [`Locker`](crate::Locker),
@@ -43,7 +44,7 @@ const MAX_BYTES: usize = 8 * 1024;
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ticket {
     lock: LockName,
-    grant: Id,
+    secret: Secret,
     token: Token,
     ttl_ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -52,14 +53,14 @@ pub struct Ticket {
 
 impl Ticket {
     /// Creates a ticket. `store` is the identity of the store: its URL without login, credentials and settings.
-    pub(crate) fn new(grant: &Grant, store: Option<String>) -> Self {
-        Self {
+    pub(crate) fn new(grant: &Grant, store: Option<String>) -> Result<Self, Fault> {
+        Ok(Self {
             lock: grant.name.clone(),
-            grant: grant.id,
+            secret: secret_of(&grant.name, grant.id)?,
             token: grant.token,
             ttl_ms: grant.ttl.as_millis(),
             store,
-        }
+        })
     }
 
     /// Returns the name of the lock.
@@ -99,7 +100,7 @@ impl Ticket {
             name: self.lock.clone(),
             token: self.token,
             after: None,
-            id: self.grant,
+            id: self.secret.id(),
             ttl,
             deadline: deadline(ttl, now),
             memo: None,
@@ -205,12 +206,11 @@ mod tests {
 
     use super::*;
     use crate::golden::{assert_written, golden};
-    use crate::random::Random;
 
     fn ticket() -> Ticket {
         Ticket {
             lock: LockName::new("a/b").unwrap(),
-            grant: Id::random(&Random::seeded(5)),
+            secret: Secret::new(&Env::system()),
             token: Token::new(7).unwrap(),
             ttl_ms: 30_000,
             store: Some("s3://bucket".into()),
@@ -221,8 +221,8 @@ mod tests {
     fn a_ticket_is_read_back_and_does_not_show_its_secret() {
         let ticket = ticket();
         assert_eq!(format!(" {ticket}\n").parse::<Ticket>().unwrap(), ticket);
-        assert!(!format!("{ticket:?}").contains(&ticket.grant.to_string()));
-        let spoiled = ticket.to_string().replace("lh1_", "lh1_!");
+        assert!(!format!("{ticket:?}").contains(&String::from(ticket.secret)));
+        let spoiled = ticket.to_string().replace(PREFIX, "lh2_!");
         let error = spoiled.parse::<Ticket>().unwrap_err();
         assert!(!format!("{error:?}").contains(&spoiled[6..20]));
     }
@@ -268,9 +268,9 @@ mod tests {
 
     #[test]
     fn the_golden_ticket_is_read_and_written() {
-        let ticket = Ticket { grant: "00112233445566778899aabbccddeeff".parse().unwrap(), ..ticket() };
-        assert_written("1-ticket.txt", &ticket.to_string());
-        assert_eq!(golden("1-ticket.txt").parse::<Ticket>().unwrap(), ticket);
+        let ticket = Ticket { secret: "00112233445566778899aabbccddeeff".parse().unwrap(), ..ticket() };
+        assert_written("2-ticket.txt", &ticket.to_string());
+        assert_eq!(golden("2-ticket.txt").parse::<Ticket>().unwrap(), ticket);
     }
 
     proptest! {

@@ -4,6 +4,7 @@ mod eviction;
 mod id;
 mod invalid;
 mod name;
+mod secret;
 mod status;
 mod token;
 mod ttl;
@@ -13,6 +14,7 @@ pub use self::id::Id;
 pub use self::invalid::InvalidValue;
 pub use self::name::LockName;
 pub(crate) use self::name::is_unprintable;
+pub use self::secret::Secret;
 pub use self::status::{
     End, Holder, HolderInfo, Loss, LossReason, PastGrant, State, Status, Waiter, printable,
 };

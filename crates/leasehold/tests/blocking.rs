@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold::blocking::{Due, Guard, Locker};
-use leasehold::lease::Id;
-use leasehold::random::Random;
+use leasehold::env::Env;
+use leasehold::lease::Secret;
 use leasehold::{ErrorKind, Eviction, LockName, Once, Released, State};
 
 fn locker() -> Locker {
@@ -147,14 +147,14 @@ fn a_ticket_holds_a_lock_across_guards() {
 }
 
 #[test]
-fn an_acquisition_can_be_repeated_by_its_id() {
+fn an_acquisition_can_be_repeated_by_its_secret() {
     let (locker, name) = (locker(), LockName::new("x").unwrap());
-    let acquire = |id| locker.lock("x").acquire_ticket(id, Duration::ZERO);
-    let [first, second] = [(); 2].map(|()| Id::random(&Random::from_os()));
+    let acquire = |secret| locker.lock("x").acquire_ticket(secret, Duration::ZERO);
+    let [first, second] = [(); 2].map(|()| Secret::new(&Env::system()));
     let ticket = acquire(first).unwrap();
     assert!(acquire(first).unwrap().ticket().token() >= ticket.ticket().token());
     assert_eq!(locker.withdraw(&name, first).unwrap(), Released::Released);
-    assert_eq!(acquire(first).unwrap_err().kind(), ErrorKind::Lost, "the id is spent");
+    assert_eq!(acquire(first).unwrap_err().kind(), ErrorKind::Lost, "the secret is spent");
 
     let ticket = acquire(second).unwrap();
     locker.release_with_cooldown(ticket.ticket(), Duration::from_secs(60)).unwrap();

@@ -1,4 +1,4 @@
-//! Acquisitions that callers repeat with the same id, on several machines. Time is paused.
+//! Acquisitions that callers repeat with the same secret, on several machines. Time is paused.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,10 +11,9 @@ use leasehold::doctor::Diagnose;
 use leasehold::env::Env;
 use leasehold::error::StoreError;
 use leasehold::lease::{
-    AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, HolderInfo, Id, LeaseStore, Renewal,
+    AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, HolderInfo, LeaseStore, Renewal, Secret,
     Status, Watch,
 };
-use leasehold::random::Random;
 use leasehold::{ErrorKind, HeldTicket, Lock, LockName, Locker, Released, Token};
 use leasehold_testkit::fault::{Kind, Outcome};
 use tokio::sync::mpsc;
@@ -29,12 +28,12 @@ fn lock(client: &Client) -> Lock {
     locker(client).lock("x").ttl(TTL)
 }
 
-fn id(seed: u64) -> Id {
-    Id::random(&Random::seeded(seed))
+fn secret(number: u64) -> Secret {
+    format!("{number:032x}").parse().unwrap()
 }
 
 async fn acquired(client: &Client, seed: u64) -> HeldTicket {
-    lock(client).acquire_ticket(id(seed), Duration::ZERO).await.unwrap()
+    lock(client).acquire_ticket(secret(seed), Duration::ZERO).await.unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -51,7 +50,10 @@ async fn a_repetition_elsewhere_renews_the_hold() {
         assert!(again.remaining() > 25 * SECOND);
     }
     locker(&one).renew(first.ticket()).await.unwrap();
-    assert_eq!(lock(&two).acquire_ticket(id(2), Duration::ZERO).await.unwrap_err().kind(), ErrorKind::Held);
+    assert_eq!(
+        lock(&two).acquire_ticket(secret(2), Duration::ZERO).await.unwrap_err().kind(),
+        ErrorKind::Held
+    );
 }
 
 /// A waiting client of a server has a short ttl until it confirms its grant. If it is frozen, it does not.
@@ -94,9 +96,9 @@ async fn a_record_lasts_as_long_as_the_lease_of_each_repetition() {
     let earlier = acquired(&one, 9).await;
     locker(&one).release(earlier.ticket()).await.unwrap();
     for (client, ttl) in [(&one, TTL), (&two, 4 * TTL), (&one, TTL)] {
-        lock(client).ttl(ttl).acquire_ticket(id(1), Duration::ZERO).await.unwrap();
+        lock(client).ttl(ttl).acquire_ticket(secret(1), Duration::ZERO).await.unwrap();
     }
-    let held = lock(&other).acquire_ticket(id(2), Duration::ZERO).await.unwrap_err();
+    let held = lock(&other).acquire_ticket(secret(2), Duration::ZERO).await.unwrap_err();
     assert!(held.holder().unwrap().lapses_within.unwrap() > 4 * TTL);
 }
 
@@ -108,7 +110,10 @@ async fn a_repetition_of_a_creation_supersedes_its_ticket() {
     let first = acquired(&one, 1).await;
     let again = acquired(&two, 1).await;
     assert!(again.ticket().token() > first.ticket().token());
-    assert_eq!(lock(&two).acquire_ticket(id(2), Duration::ZERO).await.unwrap_err().kind(), ErrorKind::Held);
+    assert_eq!(
+        lock(&two).acquire_ticket(secret(2), Duration::ZERO).await.unwrap_err().kind(),
+        ErrorKind::Held
+    );
     assert_eq!(locker(&one).renew(first.ticket()).await.unwrap_err().kind(), ErrorKind::Lost);
     locker(&one).renew(again.ticket()).await.unwrap();
 }
@@ -120,15 +125,21 @@ async fn rule_12_a_spent_id_is_never_granted_again() {
     let held = acquired(&one, 1).await;
     locker(&two).release(held.ticket()).await.unwrap();
     for client in [&one, &two, &world.dated(3)] {
-        let spent = lock(client).acquire_ticket(id(1), SECOND).await.unwrap_err();
+        let spent = lock(client).acquire_ticket(secret(1), SECOND).await.unwrap_err();
         assert_eq!(spent.kind(), ErrorKind::Lost, "{spent}");
     }
     let next = acquired(&two, 2).await;
-    let spent = lock(&one).acquire_ticket(id(1), Duration::ZERO).await.unwrap_err();
+    let spent = lock(&one).acquire_ticket(secret(1), Duration::ZERO).await.unwrap_err();
     assert_eq!(spent.kind(), ErrorKind::Lost, "{spent}");
     locker(&one).evict(&name(), next.ticket().token()).await.unwrap();
-    assert_eq!(lock(&one).acquire_ticket(id(2), Duration::ZERO).await.unwrap_err().kind(), ErrorKind::Lost);
-    assert_eq!(lock(&one).acquire_ticket(id(1), Duration::ZERO).await.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(
+        lock(&one).acquire_ticket(secret(2), Duration::ZERO).await.unwrap_err().kind(),
+        ErrorKind::Lost
+    );
+    assert_eq!(
+        lock(&one).acquire_ticket(secret(1), Duration::ZERO).await.unwrap_err().kind(),
+        ErrorKind::Lost
+    );
 }
 
 /// A server does not learn that its grant was applied, and its client goes away. The client then acquires the lock
@@ -141,7 +152,7 @@ async fn a_server_that_gives_up_leaves_the_repetitions_hold() {
     locker(&two).release(earlier.ticket()).await.unwrap();
     one.network.next_write(Outcome::AppliedLost);
     one.network.every(Kind::Read, Outcome::Dropped);
-    let given_up = lock(&one).acquire_ticket(id(1), 3 * SECOND).await.unwrap_err();
+    let given_up = lock(&one).acquire_ticket(secret(1), 3 * SECOND).await.unwrap_err();
     assert_eq!(given_up.kind(), ErrorKind::Unavailable, "{given_up}");
     let held = acquired(&two, 1).await;
     one.network.heal();
@@ -158,16 +169,16 @@ async fn a_repetition_behind_a_waiting_task_keeps_its_limit() {
     let world = World::new();
     let one = world.dated(1);
     let lock = lock(&one).store_timeout(SECOND);
-    let _held = lock.acquire_ticket(id(9), Duration::ZERO).await.unwrap();
+    let _held = lock.acquire_ticket(secret(9), Duration::ZERO).await.unwrap();
     let waiting = tokio::spawn({
         let lock = lock.clone();
-        async move { lock.acquire_ticket(id(1), 600 * SECOND).await }
+        async move { lock.acquire_ticket(secret(1), 600 * SECOND).await }
     });
     one.env.sleep(3 * SECOND).await;
     one.network.every(Kind::Read, Outcome::Dropped);
     for (limit, most) in [(Duration::ZERO, SECOND), (2 * SECOND, 2 * SECOND)] {
         let began = one.env.now();
-        let error = lock.acquire_ticket(id(2), limit).await.unwrap_err();
+        let error = lock.acquire_ticket(secret(2), limit).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         let took = one.env.now().longest_since(began);
         assert!(took >= most && took < most + SECOND / 2, "{took:?}");
@@ -175,7 +186,7 @@ async fn a_repetition_behind_a_waiting_task_keeps_its_limit() {
     // The time until the responses to its first requests is part of the limit.
     one.network.every(Kind::Read, Outcome::AnswerDelayed(SECOND / 2));
     let began = one.env.now();
-    lock.acquire_ticket(id(2), 4 * SECOND).await.unwrap_err();
+    lock.acquire_ticket(secret(2), 4 * SECOND).await.unwrap_err();
     let took = one.env.now().longest_since(began);
     assert!(took >= 4 * SECOND && took < 4 * SECOND + SECOND / 2, "{took:?}");
     waiting.abort();
@@ -192,7 +203,7 @@ async fn rule_12_a_late_grant_is_left_to_its_repetitions() {
     let held = acquired(&two, 1).await;
     one.network.next_write(Outcome::AnswerStalled);
     let late = lock(&one);
-    let late = tokio::spawn(async move { late.acquire_ticket(id(1), Duration::ZERO).await });
+    let late = tokio::spawn(async move { late.acquire_ticket(secret(1), Duration::ZERO).await });
     while world.raw().await["beat"] == 0 {
         tokio::task::yield_now().await;
     }
@@ -212,7 +223,7 @@ async fn a_grant_that_no_caller_takes_lapses_or_goes_to_a_repetition() {
     let first = acquired(&holder, 9).await;
     let (seen, mut is_seen) = mpsc::unbounded_channel();
     let waiting = lock(&one).on_wait(move |_| seen.send(()).unwrap_or_default());
-    let waiting = tokio::spawn(async move { waiting.acquire_ticket(id(1), 600 * SECOND).await });
+    let waiting = tokio::spawn(async move { waiting.acquire_ticket(secret(1), 600 * SECOND).await });
     is_seen.recv().await.unwrap();
     one.network.every(Kind::Write, Outcome::AnswerDelayed(5 * SECOND));
     locker(&holder).release(first.ticket()).await.unwrap();
@@ -235,7 +246,7 @@ async fn a_waiter_that_gives_up_leaves_the_line() {
     let (seen, mut is_seen) = mpsc::unbounded_channel();
     let waiting =
         lock(&one).on_wait(move |held| held.ahead.map_or((), |_| seen.send(()).unwrap_or_default()));
-    let waiting = tokio::spawn(async move { waiting.acquire_ticket(id(1), 600 * SECOND).await });
+    let waiting = tokio::spawn(async move { waiting.acquire_ticket(secret(1), 600 * SECOND).await });
     is_seen.recv().await.unwrap();
     let waiters = async || locker(&holder).inspect(&name()).await.unwrap().waiters.len();
     assert_eq!(waiters().await, 1);
@@ -253,13 +264,13 @@ async fn a_repetition_does_not_queue_behind_those_who_wait_for_it() {
     let one = world.dated(1);
     let locker = locker(&one);
     let lock = locker.lock("x").ttl(TTL);
-    let first = lock.acquire_ticket(id(1), Duration::ZERO).await.unwrap();
+    let first = lock.acquire_ticket(secret(1), Duration::ZERO).await.unwrap();
     let (seen, mut is_seen) = mpsc::unbounded_channel();
     let waiting = lock.clone().on_wait(move |_| seen.send(()).unwrap_or_default());
-    let waiting = tokio::spawn(async move { waiting.acquire_ticket(id(2), 600 * SECOND).await });
+    let waiting = tokio::spawn(async move { waiting.acquire_ticket(secret(2), 600 * SECOND).await });
     is_seen.recv().await.unwrap();
     for limit in [Duration::ZERO, 600 * SECOND] {
-        let again = lock.acquire_ticket(id(1), limit).await.unwrap();
+        let again = lock.acquire_ticket(secret(1), limit).await.unwrap();
         assert_eq!(again.ticket(), first.ticket());
     }
     locker.release(first.ticket()).await.unwrap();
@@ -342,16 +353,16 @@ async fn a_repetition_never_has_the_token_of_the_holder_before_it() {
     let earlier = acquired(&one, 9).await;
     let token = earlier.ticket().token();
     let mut claim = one.claim();
-    (claim.id, claim.repeatable) = (id(1), true);
+    (claim.id, claim.repeatable) = (secret(1).id(), true);
     let store = Arc::new(ByIdAlone { leases: one.leases.clone(), next: Mutex::new(None) });
     let lock = Locker::new(store.clone()).lock("x").ttl(TTL);
     // Another task of this process waits, so the repetition first asks whether its claim holds the lock.
     let (seen, mut is_seen) = mpsc::unbounded_channel();
     let waiting = lock.clone().on_wait(move |_| seen.send(()).unwrap_or_default());
-    let waiting = tokio::spawn(async move { waiting.acquire_ticket(id(2), 600 * SECOND).await });
+    let waiting = tokio::spawn(async move { waiting.acquire_ticket(secret(2), 600 * SECOND).await });
     is_seen.recv().await.unwrap();
     *store.next.lock().unwrap() = Some((earlier, claim));
-    let held = lock.acquire_ticket(id(1), Duration::ZERO).await.unwrap();
+    let held = lock.acquire_ticket(secret(1), Duration::ZERO).await.unwrap();
     assert!(held.ticket().token() > token, "{:?}", held.ticket());
     waiting.abort();
 }

@@ -266,7 +266,7 @@ fn bad_requests_are_refused_without_their_values() {
         (json!({ "op": "acquire", "lock": "x", "store": "" }), "`store` is empty"),
         (json!({ "op": "acquire", "lock": "x", "store": "ftp://u:hunter2@h/p" }), "ftp"),
         (json!({ "op": "acquire", "lock": "x", "store": "x".repeat(9_000) }), "`store` is longer"),
-        (json!({ "op": "release_ticket", "ticket": "lh1_hunter2" }), "not a ticket"),
+        (json!({ "op": "release_ticket", "ticket": "lh2_hunter2" }), "not a ticket"),
         (json!({ "op": "break", "lock": "x", "token": 7 }), "`token` is not a string"),
         (json!({ "op": "break", "lock": "x", "token": "-7" }), "`token` is not a token"),
         (

@@ -17,7 +17,7 @@ fn acquire_prints_only_a_ticket_that_renew_and_release_accept() {
     let acquired = sandbox.run("acquire deploy/prod --ttl 10m").expect(0);
     assert_eq!(acquired.stderr, "");
     let ticket = acquired.stdout.trim();
-    assert!(ticket.starts_with("lh1_") && !ticket.contains(char::is_whitespace), "{ticket}");
+    assert!(ticket.starts_with("lh2_") && !ticket.contains(char::is_whitespace), "{ticket}");
     // No process is left running, but the lock is held.
     sandbox.run("run -n deploy/prod -- true").expect(123);
     assert!(sandbox.run(&format!("renew {ticket}")).expect(0).stdout.starts_with("renewed deploy/prod"));
@@ -64,9 +64,9 @@ fn a_ticket_of_another_store_requires_the_store_option() {
 /// Returns a ticket from an attacker who wants leasehold to open `store`.
 fn forged(store: &str) -> String {
     let json = serde_json::json!({
-        "lock": "x", "grant": "00112233445566778899aabbccddeeff", "token": 7, "ttl_ms": 30_000, "store": store,
+        "lock": "x", "secret": "00112233445566778899aabbccddeeff", "token": 7, "ttl_ms": 30_000, "store": store,
     });
-    format!("lh1_{}", URL_SAFE_NO_PAD.encode(json.to_string()))
+    format!("lh2_{}", URL_SAFE_NO_PAD.encode(json.to_string()))
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn acquire_names_the_holder() {
 #[test]
 fn an_invalid_ticket_is_not_shown() {
     let sandbox = Sandbox::new();
-    for bad in ["hunter2", "lh1_hunter2", "lh1_", "lh1_é"] {
+    for bad in ["hunter2", "lh2_hunter2", "lh2_", "lh2_é"] {
         let outcome = sandbox.run(&format!("renew {bad}")).expect(2);
         assert!(
             !outcome.stderr.contains("hunter2") && outcome.stderr.contains("not a ticket"),

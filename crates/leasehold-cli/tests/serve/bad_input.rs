@@ -94,10 +94,10 @@ fn wrong_keys_are_refused() {
 fn forged(ticket: &str, field: &str, value: Value) -> String {
     use base64::Engine as _;
     let engine = base64::engine::general_purpose::URL_SAFE_NO_PAD;
-    let bytes = engine.decode(ticket.strip_prefix("lh1_").unwrap()).unwrap();
+    let bytes = engine.decode(ticket.strip_prefix("lh2_").unwrap()).unwrap();
     let mut fields: Value = serde_json::from_slice(&bytes).unwrap();
     fields[field] = value;
-    format!("lh1_{}", engine.encode(fields.to_string()))
+    format!("lh2_{}", engine.encode(fields.to_string()))
 }
 
 #[test]
@@ -111,14 +111,14 @@ fn stale_and_forged_tickets_change_nothing() {
     let token = held.body["token"].as_u64().unwrap();
     for (forgery, status, kind) in [
         (String::new(), 400, "invalid"),
-        ("lh1_".to_owned(), 400, "invalid"),
-        (format!("lh1_{}", "A".repeat(9_000)), 400, "invalid"),
-        (ticket.replace("lh1_", "lh2_"), 400, "invalid"),
+        ("lh2_".to_owned(), 400, "invalid"),
+        (format!("lh2_{}", "A".repeat(9_000)), 400, "invalid"),
+        (ticket.replace("lh2_", "lh1_"), 400, "invalid"),
         (ticket[..ticket.len() - 5].to_owned(), 400, "invalid"),
         (forged(&ticket, "ttl_ms", json!(1)), 400, "invalid"),
         (forged(&ticket, "lock", json!("../x")), 400, "invalid"),
         (forged(&ticket, "store", json!("mem:")), 400, "invalid"),
-        (forged(&ticket, "grant", json!("0".repeat(32))), 410, "lost"),
+        (forged(&ticket, "secret", json!("0".repeat(32))), 410, "lost"),
         (forged(&ticket, "lock", json!("z")), 410, "lost"),
     ] {
         for path in ["/v1/holds/renew", "/v1/holds/release"] {

@@ -52,7 +52,7 @@ fn a_hold_is_renewed_checked_and_released() {
     check(&held.ticket()).expect(200);
 
     let other = server.acquire("y", "a").expect(201);
-    let tickets = json!({ "tickets": [held.ticket(), "lh1_nonsense", other.ticket()] });
+    let tickets = json!({ "tickets": [held.ticket(), "lh2_nonsense", other.ticket()] });
     let results = server.post("/v1/holds/renew", &[], &tickets).expect(200).body;
     assert_eq!(results["results"][0]["lock"], "x");
     assert_eq!(results["results"][1]["type"], "urn:leasehold:invalid");

@@ -9,11 +9,11 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use leasehold::lease::{End, Id};
+use leasehold::lease::{End, Secret};
 use leasehold::{LockName, Loss, LossReason, Released, State as LockState, Ticket};
 use tracing::Instrument as _;
 
-use self::acquire::claim_id;
+use self::acquire::claim_secret;
 pub(crate) use self::bodies::AcquireRequest;
 use self::bodies::{
     Checked, ReleaseRequest, ReleasedAnswer, RenewAnswer, RenewRequest, Renewed, RenewedAll, RenewedOne,
@@ -151,26 +151,26 @@ pub(crate) async fn withdraw(
 ) -> Result<Json<WithdrawnAnswer>, Problem> {
     let name = lock_name(&request.lock)?;
     arrival.require(Right::Acquire, &name)?;
-    let id = claim_id(&request.claim)?;
-    if let Some(waited) = app.waits.withdraw(&name, id) {
-        let late = end_late_hold(app.clone(), arrival.clone(), name.clone(), id, waited);
+    let secret = claim_secret(&request.claim)?;
+    if let Some(waited) = app.waits.withdraw(&name, secret.id()) {
+        let late = end_late_hold(app.clone(), arrival.clone(), name.clone(), secret, waited);
         tokio::spawn(late.instrument(trace::waiting()));
     }
-    let released = end_claim(&app, &arrival, &name, id).await?;
+    let released = end_claim(&app, &arrival, &name, secret).await?;
     Ok(Json(WithdrawnAnswer { lock: name.to_string(), released }))
 }
 
 /// Ends the hold that the store may grant to a withdrawn acquisition by a request that is already under way.
-async fn end_late_hold(app: Arc<App>, arrival: Arrival, name: LockName, id: Id, waited: Withdrawn) {
+async fn end_late_hold(app: Arc<App>, arrival: Arrival, name: LockName, secret: Secret, waited: Withdrawn) {
     waited.ended().await;
-    if let Err(error) = end_claim(&app, &arrival, &name, id).await {
+    if let Err(error) = end_claim(&app, &arrival, &name, secret).await {
         tracing::debug!(lock = %name, %error, "a withdrawn claim may have received a hold, which lapses");
     }
 }
 
-/// Ends the hold of the claim `id`, and gives up its place among the waiters. Returns whether it had the lock.
-async fn end_claim(app: &App, arrival: &Arrival, name: &LockName, id: Id) -> leasehold::Result<bool> {
-    let released = app.locker.withdraw(name, id).await? == Released::Released;
+/// Ends the hold of the claim with this `secret`, and gives up its place among the waiters. Returns whether it had the lock.
+async fn end_claim(app: &App, arrival: &Arrival, name: &LockName, secret: Secret) -> leasehold::Result<bool> {
+    let released = app.locker.withdraw(name, secret).await? == Released::Released;
     if released {
         report(app, arrival, "released", name, None);
     }

@@ -176,7 +176,7 @@ def test_a_lock_is_reserved_renewed_and_released(site, open_page):
     assert page.url.endswith("/ui/lock/deploy/prod"), "nothing secret in the address"
     shown = site.show("deploy/prod")
     assert shown["holder"]["name"] == "operator" and shown["holder"]["note"] == "restore <the> database"
-    assert "lh1_" not in page.content()
+    assert "lh2_" not in page.content()
 
     page.reload()
     page.get_by_text("Reserved by you").wait_for()

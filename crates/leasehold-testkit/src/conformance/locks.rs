@@ -1,12 +1,13 @@
 //! Locks as programs use them, through [`Locker`].
 
+use std::collections::HashSet;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::future::join_all;
-use leasehold::lease::{Evicted, Released};
-use leasehold::{ErrorKind, Guard, Lock, Locker};
+use leasehold::lease::{Evicted, Released, Secret};
+use leasehold::{ErrorKind, Guard, Lock, Locker, Ticket};
 
 use super::Harness;
 use super::client::{Client, LONG, name};
@@ -174,4 +175,37 @@ pub async fn a_ticket_is_taken_up_and_handed_on_again(harness: &dyn Harness) {
     assert_eq!(client.within("release", there.release(&ticket)).await.unwrap(), Released::Released);
     assert_eq!(there.resume(&first).await.unwrap_err().kind(), ErrorKind::Lost);
     one.granted(&name("lock"), LONG).await;
+}
+
+/// A ticket contains a secret, and the store has only a digest of it. So nothing that a reader of the store can read
+/// about a held lock makes a ticket that renews or releases it.
+pub async fn a_reader_of_the_store_cannot_release(harness: &dyn Harness) {
+    let (one, here) = locker(harness, "one").await;
+    let (two, there) = locker(harness, "two").await;
+    let guard = acquired(&one, &here.lock("lock").ttl(LONG).for_ticket()).await;
+    let ticket = guard.into_ticket().await.unwrap();
+    let fields = serde_json::to_value(&ticket).unwrap();
+    let secret = fields["secret"].as_str().unwrap();
+    let id = secret.parse::<Secret>().unwrap().id().to_string();
+    let (status, record) = (two.inspect(&name("lock")).await, harness.read_record(&name("lock")).await);
+    let seen = format!("{status:?} {record} {id}").replace('-', "").to_lowercase();
+    assert!(!seen.contains(secret), "the store shows the secret: {seen}");
+    for guess in words_of_digits(&seen) {
+        let mut fields = fields.clone();
+        fields["secret"] = guess.into();
+        let forged: Ticket = serde_json::from_value(fields).unwrap();
+        let renewed = two.within("renew", there.renew(&forged)).await;
+        assert!(renewed.is_err_and(|error| error.kind() == ErrorKind::Lost), "{guess} renews the lock");
+        let released = two.within("release", there.release(&forged)).await.unwrap();
+        assert_eq!(released, Released::AlreadyLost, "{guess} releases the lock");
+        two.refused(&name("lock")).await;
+    }
+    one.within("renew", here.renew(&ticket)).await.unwrap();
+    assert_eq!(one.within("release", here.release(&ticket)).await.unwrap(), Released::Released);
+}
+
+/// Returns each part of `text` that has the form of a secret.
+fn words_of_digits(text: &str) -> HashSet<&str> {
+    let is_digit = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
+    text.split(|c| !is_digit(c)).filter(|word| word.len() == 32).collect()
 }

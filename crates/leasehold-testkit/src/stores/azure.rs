@@ -18,7 +18,7 @@ use crate::chaos::{
     servers::Http,
 };
 use crate::conformance::Harness;
-use crate::harness::{Fresh, delete_record};
+use crate::harness::{Fresh, delete_record, read_record};
 use crate::http;
 use crate::launch::{Launch, STORE, measured, options, program};
 use crate::peers::Program;
@@ -97,6 +97,11 @@ impl TestStore for Azure {
         let broken = http::exchange(&Server::AZURITE.address(), "PUT", &path, break_now, b"").await.unwrap();
         assert_eq!(broken.0, 202, "{broken:?}");
         delete_record(&register(url), name.as_str()).await;
+    }
+
+    async fn read_record(&self, url: &str, name: &LockName) -> String {
+        let key = if is_by_lease(url) { name.to_string() } else { object(url, name) };
+        read_record(&register(url), &key).await
     }
 
     async fn vouch_for(&self, url: &str) {

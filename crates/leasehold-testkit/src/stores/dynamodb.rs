@@ -80,6 +80,12 @@ impl TestStore for DynamoDb {
         assert!(deleted.attributes.is_some(), "there is a record to delete");
     }
 
+    async fn read_record(&self, url: &str, name: &LockName) -> String {
+        let (client, table) = client(url).await;
+        let request = client.get_item().table_name(table).key("key", AttributeValue::S(name.to_string()));
+        format!("{:?}", request.send().await.unwrap().item)
+    }
+
     /// Handles only the separate table of a case. `./test` does the same for the shared table.
     async fn vouch_for(&self, url: &str) {
         if !url.contains(CREATE) {

@@ -66,6 +66,12 @@ impl TestStore for Etcd {
         etcdctl(url.authority().unwrap(), &["del", "--prefix", &prefix]).await;
     }
 
+    async fn read_record(&self, url: &str, name: &LockName) -> String {
+        let url = parsed(url);
+        let prefix = format!("{}/{name}/", url.path().trim_matches('/'));
+        etcdctl(url.authority().unwrap(), &["get", "--prefix", &prefix]).await
+    }
+
     fn reaper(&self) -> Reaper {
         Reaper::Server
     }

@@ -14,7 +14,7 @@ use super::{is_by_existence, object, vouch};
 #[cfg(feature = "chaos")]
 use crate::chaos::{plan::Kind as Fault, scenario::Scenario, servers::Http};
 use crate::conformance::Harness;
-use crate::harness::{Fresh, delete_record};
+use crate::harness::{Fresh, delete_record, read_record};
 use crate::http;
 use crate::launch::{Launch, STORE, measured, program};
 use crate::servers::{Server, below, endpoint, parsed};
@@ -59,6 +59,10 @@ impl TestStore for Gcs {
 
     async fn delete_record(&self, url: &str, name: &LockName) {
         delete_record(&register(url), &object(url, name)).await;
+    }
+
+    async fn read_record(&self, url: &str, name: &LockName) -> String {
+        read_record(&register(url), &object(url, name)).await
     }
 
     async fn vouch_for(&self, url: &str) {

@@ -14,7 +14,7 @@ use tokio::process::Command;
 #[cfg(feature = "chaos")]
 use crate::chaos::{plan::Kind as Fault, scenario::Scenario, servers::Http as Proxied};
 use crate::conformance::Harness;
-use crate::harness::Fresh;
+use crate::harness::{Fresh, read_database};
 use crate::http;
 use crate::launch::{Launch, leasehold, measured, options};
 use crate::servers::parsed;
@@ -86,6 +86,10 @@ impl TestStore for Http {
         let database = rusqlite::Connection::open(folder(url).join(LOCKS)).unwrap();
         database.busy_timeout(Duration::from_secs(60)).unwrap();
         assert_eq!(database.execute("DELETE FROM lock WHERE name = ?1", [name.as_str()]).unwrap(), 1);
+    }
+
+    async fn read_record(&self, url: &str, _name: &LockName) -> String {
+        read_database(&folder(url).join(LOCKS))
     }
 
     #[cfg(feature = "chaos")]

@@ -60,6 +60,10 @@ impl TestStore for Kubernetes {
         assert_eq!(status, 200, "{answer}");
     }
 
+    async fn read_record(&self, url: &str, name: &LockName) -> String {
+        lease(url, "GET", name.as_str(), None).await.1.to_string()
+    }
+
     fn budget(&self) -> Option<Budget> {
         Some(Budget {
             request: |seen| {

@@ -54,6 +54,10 @@ impl TestStore for Memory {
         panic!("no two clients share `{url}`");
     }
 
+    async fn read_record(&self, _url: &str, _name: &LockName) -> String {
+        String::new()
+    }
+
     fn bench(&self) -> Bench {
         Bench { title: "memory", scenarios: "abf", server: None }
     }

@@ -77,6 +77,12 @@ impl TestStore for Postgres {
         assert_eq!(psql(url, &sql).await, "1");
     }
 
+    async fn read_record(&self, url: &str, name: &LockName) -> String {
+        let sql =
+            format!("SELECT row_to_json(t) FROM {} t WHERE name = {}", table(url), literal(name.as_str()));
+        psql(url, &sql).await
+    }
+
     fn reaper(&self) -> Reaper {
         Reaper::StoreClock
     }

@@ -85,6 +85,12 @@ impl TestStore for Redis {
         assert!(["1", "2"].contains(&&*redis_cli(url, &["DEL", &key, &record]).await));
     }
 
+    async fn read_record(&self, url: &str, name: &LockName) -> String {
+        let key = key(url, name.as_str());
+        let record = redis_cli(url, &["HGETALL", &format!("{key}//leasehold")]).await;
+        format!("{} {record}", redis_cli(url, &["GET", &key]).await)
+    }
+
     fn reaper(&self) -> Reaper {
         Reaper::StoreClock
     }

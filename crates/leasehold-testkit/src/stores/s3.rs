@@ -79,6 +79,14 @@ impl TestStore for S3 {
         client.delete_object().bucket(bucket).key(&key).send().await.unwrap();
     }
 
+    async fn read_record(&self, url: &str, name: &LockName) -> String {
+        let (client, parsed) = (client(url).await, parsed(url));
+        let key = format!("{}/{}", parsed.path().trim_matches('/'), object(url, name));
+        let found = client.get_object().bucket(parsed.authority().unwrap()).key(key).send().await.unwrap();
+        let metadata = format!("{:?}", found.metadata);
+        metadata + &String::from_utf8_lossy(&found.body.collect().await.unwrap().into_bytes())
+    }
+
     async fn vouch_for(&self, url: &str) {
         let register = S3Register::open(parsed(url), Env::system()).await.unwrap();
         vouch(&register, is_by_existence(url), "\"00000000000000000000000000000000\"").await;

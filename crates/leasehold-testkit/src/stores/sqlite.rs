@@ -19,7 +19,7 @@ use crate::chaos::servers::Servers;
 #[cfg(feature = "chaos")]
 use crate::chaos::worker::Kind as Lock;
 use crate::conformance::Harness;
-use crate::harness::Fresh;
+use crate::harness::{Fresh, read_database};
 use crate::servers::parsed;
 use crate::test_store::{Bench, Kind, Reaper, Storage, TestStore};
 
@@ -49,6 +49,10 @@ impl TestStore for Sqlite {
         let database = rusqlite::Connection::open(parsed(url).path()).unwrap();
         database.busy_timeout(Duration::from_secs(60)).unwrap();
         assert_eq!(database.execute("DELETE FROM lock WHERE name = ?1", [name.as_str()]).unwrap(), 1);
+    }
+
+    async fn read_record(&self, url: &str, _name: &LockName) -> String {
+        read_database(Path::new(parsed(url).path()))
     }
 
     fn reaper(&self) -> Reaper {

@@ -8,7 +8,7 @@ use super::once::OncePer;
 use super::permits::{RwLock, Semaphore};
 use super::thread::wait;
 use crate::error::Result;
-use crate::lease::{HolderInfo, Id};
+use crate::lease::{HolderInfo, Secret};
 use crate::settings::settings;
 use crate::ticket::HeldTicket;
 
@@ -71,12 +71,12 @@ impl Lock {
     }
 
     /// Acquires the lock as a [`Ticket`](crate::Ticket), under an `id` that the caller chooses, waiting for at most
-    /// `limit`. The call can be repeated with the same `id`. See [`crate::Lock::acquire_ticket`].
+    /// `limit`. The call can be repeated with the same `secret`. See [`crate::Lock::acquire_ticket`].
     ///
     /// # Errors
     /// Returns the same errors as [`crate::Lock::acquire_ticket`].
-    pub fn acquire_ticket(&self, id: Id, limit: Duration) -> Result<HeldTicket> {
-        wait(self.lock.acquire_ticket(id, limit))
+    pub fn acquire_ticket(&self, secret: Secret, limit: Duration) -> Result<HeldTicket> {
+        wait(self.lock.acquire_ticket(secret, limit))
     }
 
     /// Runs `body` while holding the lock, and releases it afterwards.

@@ -11,7 +11,8 @@ use super::thread::{iterate, wait};
 use crate::doctor::{Examination, Report};
 use crate::error::Result;
 use crate::lease::{
-    Capabilities, Evicted, Eviction, HolderInfo, Id, LeaseStore, Released, Status, StoreOptions, Swept, Token,
+    Capabilities, Evicted, Eviction, HolderInfo, LeaseStore, Released, Secret, Status, StoreOptions, Swept,
+    Token,
 };
 use crate::observe::Observer;
 use crate::ticket::{HeldTicket, Ticket};
@@ -172,8 +173,8 @@ impl Locker {
     ///
     /// # Errors
     /// Returns any error from the store.
-    pub fn withdraw(&self, name: &LockName, id: Id) -> Result<Released> {
-        wait(self.0.withdraw(name, id))
+    pub fn withdraw(&self, name: &LockName, secret: Secret) -> Result<Released> {
+        wait(self.0.withdraw(name, secret))
     }
 
     /// Deletes the record of `name` if the lock has been free for `older_than`. See [`crate::Locker::sweep`].

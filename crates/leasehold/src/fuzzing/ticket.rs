@@ -13,8 +13,8 @@ use crate::ticket::Ticket;
 pub fn ticket(data: &[u8]) {
     let text = String::from_utf8_lossy(data).into_owned();
     read(&text);
-    if !text.starts_with("lh1_") {
-        read(&format!("lh1_{}", URL_SAFE_NO_PAD.encode(data)));
+    if !text.starts_with("lh2_") {
+        read(&format!("lh2_{}", URL_SAFE_NO_PAD.encode(data)));
     }
 }
 
@@ -33,7 +33,7 @@ fn read(text: &str) {
     assert!(ticket.token().get() < Token::LIMIT);
     assert!(Ttl::new(ticket.ttl()).is_ok());
     let json = serde_json::to_value(&ticket).unwrap();
-    let secret = json["grant"].as_str().unwrap();
+    let secret = json["secret"].as_str().unwrap();
     let store = json["store"].as_str().unwrap_or("");
     let elsewhere = [ticket.name().as_str(), store].iter().any(|text| text.contains(secret));
     assert!(elsewhere || !format!("{ticket:?}").contains(secret), "{ticket:?}");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Holder, Id, LastError, PermitQueue, Place, Ttl};
+use super::{Holder, Id, LastError, PermitQueue, Place, Secret, Ttl};
 use crate::env::Env;
 use crate::types::LockName;
 
@@ -24,7 +24,7 @@ pub struct Claim {
     pub name: LockName,
     /// The lease's time to live.
     pub ttl: Ttl,
-    /// The random id of this acquisition.
+    /// The id of this acquisition: the digest of a [`Secret`].
     pub id: Id,
     /// The process that wants the lock.
     pub holder: Holder,
@@ -68,7 +68,7 @@ impl Claim {
         Self {
             name,
             ttl,
-            id: Id::random(&env.random),
+            id: Secret::new(env).id(),
             holder,
             lock_delay: Duration::ZERO,
             waits: false,

@@ -5,25 +5,25 @@ use std::time::Duration;
 use super::Lock;
 use crate::clock::timeout;
 use crate::error::{Error, Result};
-use crate::lease::{AcquireOutcome, Claim, Grant, Id, Renewal, deadline};
+use crate::lease::{AcquireOutcome, Claim, Grant, Renewal, Secret, deadline};
 use crate::runtime::acquisition::{Acquisition, Wait, unknown_holder};
 use crate::runtime::outage::FIRST_RESPONSE;
 use crate::ticket::{HeldTicket, Ticket};
 
 impl Lock {
-    /// Acquires the lock as a [`Ticket`], under an `id` that the caller chooses, waiting for at most `limit`.
+    /// Acquires the lock as a [`Ticket`], under a `secret` that the caller draws, waiting for at most `limit`.
     ///
     /// This is for servers whose clients repeat a request that got no response, perhaps at another server. A call with
-    /// the same id, in any process, renews the same hold and returns it. Once that hold has ended, the id is spent, and
-    /// further calls fail with [`ErrorKind::Lost`](crate::ErrorKind::Lost). The store remembers spent ids only as far
-    /// back as the lock's [history](crate::Status::history) goes.
+    /// the same secret, in any process, renews the same hold and returns it. Once that hold has ended, the secret is
+    /// spent, and further calls fail with [`ErrorKind::Lost`](crate::ErrorKind::Lost). The store remembers the
+    /// [ids](Secret::id) of spent secrets only as far back as the lock's [history](crate::Status::history) goes.
     ///
     /// A repeated call has the same ttl or a longer one, which then applies to the hold. The other settings have no effect
     /// on an existing hold.
     ///
     /// This process neither renews nor releases the lock. Only users of the ticket do. If no caller receives the
-    /// ticket, the lease lapses after its ttl. Anyone who knows the id can do everything that the ticket allows, so
-    /// derive the id from a secret.
+    /// ticket, the lease lapses after its ttl. Anyone who knows the secret can do everything that the ticket
+    /// allows.
     ///
     /// Cancel safe: dropping the future gives up the place among the waiters. A grant that arrives later is returned to
     /// a repeated call, or lapses.
@@ -31,37 +31,39 @@ impl Lock {
     /// # Errors
     /// - [`ErrorKind::Held`](crate::ErrorKind::Held) with the [holder](Error::holder): the lock was not acquired within
     ///   `limit`.
-    /// - [`ErrorKind::Lost`](crate::ErrorKind::Lost): the id is spent, or its grant came too late to be used.
+    /// - [`ErrorKind::Lost`](crate::ErrorKind::Lost): the secret is spent, or its grant came too late to be used.
     /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): the store
-    ///   [keeps no history](crate::lease::Capabilities::history), so it cannot tell whether an id is spent.
+    ///   [keeps no history](crate::lease::Capabilities::history), so it cannot tell whether a secret is spent.
     /// - Otherwise, the same errors as [`acquire`](Self::acquire).
     ///
     /// ```
-    /// # use std::time::Duration; use leasehold::{ErrorKind, lease::Id, random::Random};
+    /// # use std::time::Duration; use leasehold::{ErrorKind, lease::Secret};
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// let locker = leasehold::Locker::open("mem:").await?;
-    /// let (lock, id) = (locker.lock("deploy"), Id::random(&Random::from_os()));
-    /// let first = lock.acquire_ticket(id, Duration::ZERO).await?;
-    /// let again = lock.acquire_ticket(id, Duration::ZERO).await?; // the first response was lost
+    /// let (lock, secret) = (locker.lock("deploy"), Secret::new(locker.store().env()));
+    /// let first = lock.acquire_ticket(secret, Duration::ZERO).await?;
+    /// let again = lock.acquire_ticket(secret, Duration::ZERO).await?; // the first response was lost
     /// assert!(again.ticket().token() >= first.ticket().token());
     ///
     /// locker.release(again.ticket()).await?;
-    /// let spent = lock.acquire_ticket(id, Duration::ZERO).await.unwrap_err();
+    /// let spent = lock.acquire_ticket(secret, Duration::ZERO).await.unwrap_err();
     /// assert_eq!(spent.kind(), ErrorKind::Lost);
     /// # Ok::<_, leasehold::Error>(())
     /// # }).unwrap();
     /// ```
-    pub async fn acquire_ticket(&self, id: Id, limit: Duration) -> Result<HeldTicket> {
+    pub async fn acquire_ticket(&self, secret: Secret, limit: Duration) -> Result<HeldTicket> {
         let lock = if self.for_another { self.clone() } else { self.clone().for_ticket() };
         let lock = lock.with_own_last_error();
-        let claim = Claim { id, repeatable: true, ..lock.claim()? };
+        let claim = Claim { id: secret.id(), repeatable: true, ..lock.claim()? };
         let capabilities = lock.locker.store().capabilities();
         if !capabilities.history {
             let message = format!(
-                "{} cannot determine whether the id of an acquisition was used before",
+                "{} cannot determine whether the secret of an acquisition was used before",
                 capabilities.store
             );
-            return Err(Error::unsupported(message).with_help("acquire the lock without an id"));
+            return Err(
+                Error::unsupported(message).with_help("acquire the lock without a secret of your own")
+            );
         }
         let (name, queue) = (claim.name.clone(), lock.queue(&claim.name));
         let grant = match queue.try_turn() {
@@ -96,7 +98,7 @@ impl Lock {
                 acquisition.grant().await?
             }
         };
-        Ok(lock.held(&grant))
+        lock.held(&grant)
     }
 
     /// Renews and returns the hold of `claim`, if the claim already holds the lock. Its ttl is at least that of `claim`.
@@ -131,17 +133,14 @@ impl Lock {
                 };
                 grant = longer;
             }
-            return Ok(Some(self.held(&grant)));
+            return self.held(&grant).map(Some);
         }
         Ok(None)
     }
 
-    fn held(&self, grant: &Grant) -> HeldTicket {
+    fn held(&self, grant: &Grant) -> Result<HeldTicket> {
         let opened = self.locker.opened();
-        HeldTicket::new(
-            Ticket::new(grant, opened.store_id.clone()),
-            grant.deadline,
-            opened.store.env().clone(),
-        )
+        let ticket = Ticket::new(grant, opened.store_id.clone())?;
+        Ok(HeldTicket::new(ticket, grant.deadline, opened.store.env().clone()))
     }
 }

@@ -15,7 +15,7 @@ use tracing::{Instrument, Span};
 
 use crate::clock::timeout;
 use crate::error::{Error, ErrorKind, Result, StoreError};
-use crate::lease::{AcquireOutcome, Claim, Grant, HolderInfo, Id, LeaseStore, LossReason, State, Token};
+use crate::lease::{AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, LossReason, Secret, State, Token};
 use crate::observe::{Event, Waiting, elapsed};
 use crate::runtime::hand_off::Terms;
 use crate::runtime::open_store::OpenStore;
@@ -433,8 +433,7 @@ impl Contender {
                 }
                 tracing::warn!(%loss, "lost before it was reported as acquired");
                 // The next grant belongs to a new claim.
-                let env = self.store.env();
-                self.claim.id = Id::random(&env.random).at(env.now());
+                self.claim.id = Secret::new(self.store.env()).id();
                 Next::Again
             }
             Err(error) => {

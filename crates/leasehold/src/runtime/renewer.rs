@@ -394,8 +394,9 @@ impl Renewer {
         let handed = self.opened.store.detach(&mut self.grant).await;
         let (taken, is_taken) = oneshot::channel();
         let ticket = handed
-            .map(|()| (Ticket::new(&self.grant, self.opened.store_id.clone()), taken))
-            .map_err(Error::from);
+            .map_err(Error::from)
+            .and_then(|()| Ok(Ticket::new(&self.grant, self.opened.store_id.clone())?))
+            .map(|ticket| (ticket, taken));
         // If the caller does not take the ticket, the lock is released, so that it is free for others at once. A result
         // that was sent may still be dropped unread, together with the caller's future. A caller that stops polling
         // keeps the lock for no longer than the lease.

@@ -5,6 +5,7 @@
 //! ends at once, as with flock(1). `docs/stores/sqlite.md` describes the layout, the permissions and the limits.
 
 mod acquire;
+mod calls;
 mod database;
 mod errors;
 mod examine;
@@ -158,12 +159,18 @@ impl SqliteLeases {
     {
         let (name, machine, env) = (name.clone(), Arc::clone(&self.machine), self.env.clone());
         let work = move |connection: &mut Connection| {
-            transact(connection, durability, |transaction| {
+            let mut freed = false;
+            let output = transact(connection, durability, |transaction| {
                 let record = record::load(transaction, &name)?;
                 let (output, record) = step(record, &machine, env.now());
+                freed = record.as_ref().is_some_and(|record| record.state == record::State::Free);
                 let changed = record.map(|record| record::store(transaction, &name, &record)).transpose()?;
                 Ok((output, changed.map(|()| Changed)))
-            })
+            })?;
+            if freed {
+                calls::call_first(connection, &name);
+            }
+            Ok(output)
         };
         self.database.run(&self.env, limit, purpose, work).await
     }
@@ -182,13 +189,16 @@ impl SqliteLeases {
         self.change(name, STORE_TIMEOUT, Purpose::Write, Durability::System, step).await
     }
 
-    /// Gives up the place of a claim in the line.
-    async fn leave(&self, claim: Id) -> Result<(), StoreError> {
+    /// Gives up the place of `claim` in the line of `name`. The lock may be free for the next waiter.
+    async fn leave(&self, name: &LockName, claim: Id) -> Result<(), StoreError> {
+        let name = name.clone();
         let work = move |connection: &mut Connection| {
             transact(connection, Durability::System, |transaction| {
                 waiters::leave(transaction, claim)?;
                 Ok(((), Some(Changed)))
-            })
+            })?;
+            calls::call_first(connection, &name);
+            Ok(())
         };
         self.database.run(&self.env, STORE_TIMEOUT, Purpose::Release, work).await
     }
@@ -280,7 +290,7 @@ impl LeaseStore for SqliteLeases {
     async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError> {
         if grant.token == Token::default() {
             // The grant stands for a withdrawn claim, which no longer waits.
-            self.leave(grant.id).await?;
+            self.leave(&grant.name, grant.id).await?;
         }
         let id = grant.id;
         let asked_before = grant.memo.replace(Box::new(ReleaseRequest)).is_some();
@@ -339,7 +349,7 @@ impl LeaseStore for SqliteLeases {
     }
 
     async fn stop_waiting(&self, claim: &Claim) -> Result<(), StoreError> {
-        self.leave(claim.id).await
+        self.leave(&claim.name, claim.id).await
     }
 
     fn may_have_place(&self, claim: &Claim) -> bool {

@@ -1,15 +1,20 @@
 //! [`Id`]: a random id.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
 
 use super::invalid::InvalidValue;
+use super::secret::Secret;
 use crate::clock::Moment;
 use crate::random::Random;
 
 /// A random number of 128 bits that identifies one acquisition or one attempt to write. Written as 32 lower-case
 /// hexadecimal digits.
+///
+/// Anyone who can read the store may know it. It proves nothing: the id of a claim is a digest of the claim's
+/// [`Secret`], and only the process that drew the secret, and those to which it gave the secret, can make a ticket.
 ///
 /// ```
 /// use leasehold::{lease::Id, random::Random};
@@ -21,36 +26,73 @@ use crate::random::Random;
 /// assert!("0123".parse::<Id>().is_err());
 /// # Ok::<(), leasehold::Error>(())
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Id(u128);
+pub struct Id {
+    bits: u128,
+    /// The secret of which this id is the digest, if this process knows it. Never written, and not compared.
+    secret: Option<Secret>,
+}
 
 impl Id {
-    /// Returns a new random id.
+    /// Returns a new random id, without a secret.
     pub fn random(random: &Random) -> Self {
-        Self(random.bits())
+        Self::of_bits(random.bits())
+    }
+
+    const fn of_bits(bits: u128) -> Self {
+        Self { bits, secret: None }
+    }
+
+    pub(super) const fn proved_by(secret: Secret, bits: u128) -> Self {
+        Self { bits, secret: Some(secret) }
+    }
+
+    /// Returns the secret of which this id is the digest, if this process knows it.
+    pub(crate) const fn secret(self) -> Option<Secret> {
+        self.secret
     }
 
     /// Combines this id with a moment, so that equal ids that were drawn at different moments differ.
     pub(crate) fn at(self, now: Moment) -> Self {
-        Self(self.0 ^ now.bits())
+        Self::of_bits(self.bits ^ now.bits())
     }
 
-    pub(crate) fn bits(self) -> u128 {
-        self.0
+    pub(crate) const fn bits(self) -> u128 {
+        self.bits
+    }
+}
+
+/// Returns the number that `text` has as 32 lower-case hexadecimal digits.
+pub(super) fn hexadecimal(text: &str) -> Option<u128> {
+    let digits = text.len() == 32 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+    u128::from_str_radix(text, 16).ok().filter(|_| digits)
+}
+
+impl PartialEq for Id {
+    fn eq(&self, other: &Self) -> bool {
+        self.bits == other.bits
+    }
+}
+
+impl Eq for Id {}
+
+impl Hash for Id {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.bits.hash(state);
     }
 }
 
 impl fmt::Display for Id {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0)
+        write!(f, "{:032x}", self.bits)
     }
 }
 
 impl fmt::Debug for Id {
-    /// Shows only the first digits, because anyone who knows the id of a claim can release its lock.
+    /// Shows only the first digits, which tell ids apart in logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:08x}..", self.0 >> 96)
+        write!(f, "{:08x}..", self.bits >> 96)
     }
 }
 
@@ -58,12 +100,9 @@ impl std::str::FromStr for Id {
     type Err = InvalidValue;
 
     fn from_str(text: &str) -> Result<Self, InvalidValue> {
-        let digits =
-            text.len() == 32 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
-        match u128::from_str_radix(text, 16) {
-            Ok(bits) if digits => Ok(Self(bits)),
-            _ => Err(InvalidValue::new("an id is 32 lower-case hexadecimal digits")),
-        }
+        hexadecimal(text)
+            .map(Self::of_bits)
+            .ok_or_else(|| InvalidValue::new("an id is 32 lower-case hexadecimal digits"))
     }
 }
 
@@ -87,8 +126,8 @@ mod tests {
 
     #[test]
     fn an_id_at_a_moment_contains_the_bits_of_that_moment() {
-        let (id, moment) = (Id(0b1100), Moment::from_raw(5, 7));
-        assert_eq!(id.at(moment).0 ^ id.0, moment.bits());
+        let (id, moment) = (Id::of_bits(0b1100), Moment::from_raw(5, 7));
+        assert_eq!(id.at(moment).bits ^ id.bits, moment.bits());
         assert_ne!(moment.bits(), 0);
     }
 

@@ -135,7 +135,7 @@ fn a_reservation_is_valid_only_for_its_principal_and_lock() {
         (&other, cookie, "ci/build"),
         (&ci, &later, "ci/build"),
         (&ci, &cookie[..cookie.len() - 1], "ci/build"),
-        (&ci, "leasehold-reservation=1.lh1_x.00", "ci/build"),
+        (&ci, "leasehold-reservation=1.lh2_x.00", "ci/build"),
         (&ci, cookie, "ci/build/linux"),
     ] {
         let cookies = format!("{session}; {cookie}");
@@ -245,18 +245,18 @@ fn only_the_cookie_contains_the_ticket_of_a_reservation() {
     let audit = sandbox.path("audit.jsonl");
     let server = Server::start(&sandbox, &format!("--ui rw --audit {}", audit.display()));
     let cookies = reserve(&server, "deploy", &sign_in(&server));
-    let ticket = cookies.split('.').find(|part| part.starts_with("lh1_")).unwrap().to_owned();
+    let ticket = cookies.split('.').find(|part| part.starts_with("lh2_")).unwrap().to_owned();
     assert_eq!(server.release(&ticket[..ticket.len() - 4]).status, 400, "it is a ticket");
     for path in super::PAGES.into_iter().chain(["/ui/evict/deploy", "/ui/sign-in"]) {
         let page = ask(&server, &format!("GET {path}"), &cookies, "").expect(200);
-        assert!(!page.text.contains("lh1_") && !page.head.contains("lh1_"), "{path}");
+        assert!(!page.text.contains("lh2_") && !page.head.contains("lh2_"), "{path}");
     }
-    assert!(!get(&server, "/ui/activity").expect(200).text.contains("lh1_"));
+    assert!(!get(&server, "/ui/activity").expect(200).text.contains("lh2_"));
     let renewed = send(&server, "deploy", &cookies, RENEW).expect(303);
-    assert!(!renewed.text.contains("lh1_") && !renewed.header("location").unwrap().contains("lh1_"));
+    assert!(!renewed.text.contains("lh2_") && !renewed.header("location").unwrap().contains("lh2_"));
     let log = std::fs::read_to_string(audit).unwrap();
-    assert!(log.contains("\"acquired\"") && log.contains("\"operator\"") && !log.contains("lh1_"), "{log}");
+    assert!(log.contains("\"acquired\"") && log.contains("\"operator\"") && !log.contains("lh2_"), "{log}");
     server.signal(rustix::process::Signal::TERM);
     let outcome = server.end().expect(0);
-    assert!(!outcome.stdout.contains("lh1_") && !outcome.stderr.contains("lh1_"));
+    assert!(!outcome.stdout.contains("lh2_") && !outcome.stderr.contains("lh2_"));
 }

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use leasehold::lease::{HolderInfo, Id, Token, Ttl};
+use leasehold::lease::{HolderInfo, Secret, Token, Ttl};
 use leasehold::{Guard, Holder, Lock, LockName, Loss, LossReason};
 use tracing::Instrument as _;
 
@@ -83,11 +83,11 @@ async fn granted(
     arrival.require(Right::Acquire, &name)?;
     // The key is not used if there is a claim, but an invalid key is an error.
     let key = key.map(idempotency_key).transpose()?;
-    let claim = request.claim.as_deref().map(claim_id).transpose()?;
+    let claim = request.claim.as_deref().map(claim_secret).transpose()?;
     let wait = request.wait.as_deref().map_or(Ok(Duration::ZERO), |wait| duration("wait", wait, MAX_WAIT))?;
     let ttl = ttl(request)?;
     let is_plain = request.permits.is_none() && !request.shared;
-    let id = match (claim, key) {
+    let secret = match (claim, key) {
         (Some(_), _) if !is_plain => {
             return Err(Problem::invalid("`claim` cannot be combined with `permits` or `shared`"));
         }
@@ -98,17 +98,17 @@ async fn granted(
         // The mode consists of several locks, or the store does not record whether a key is spent. A repeated request
         // is then a new acquisition, and the first one lapses.
         (None, Some(_)) if !is_plain || !app.locker.capabilities().history => None,
-        (None, Some(key)) => Some(app.claim_id(&arrival.caller, &name, key, ttl)?),
+        (None, Some(key)) => Some(app.claim_secret(&arrival.caller, &name, key, ttl)?),
     };
     let lock = lock(app, arrival, &name, request)?.ttl(ttl);
     app.limits.admit(arrival.caller.name(), arrival.at)?;
     let counted = if wait.is_zero() { None } else { Some(app.limits.wait(&name)?) };
-    let waiter = match id {
-        Some(id) if !wait.is_zero() => Some(app.waits.join(&name, id, |reporter| {
+    let waiter = match secret {
+        Some(secret) if !wait.is_zero() => Some(app.waits.join(&name, secret.id(), |reporter| {
             let lock = lock.clone().on_wait(move |held| reporter.report(held));
-            async move { repeatable(&lock, id, Duration::MAX).await }.instrument(trace::waiting())
+            async move { repeatable(&lock, secret, Duration::MAX).await }.instrument(trace::waiting())
         })),
-        Some(id) => app.waits.find(&name, id),
+        Some(secret) => app.waits.find(&name, secret.id()),
         None => None,
     };
     let held = async {
@@ -120,7 +120,7 @@ async fn granted(
             }
             None => {
                 let _counted = counted;
-                hold(lock, request, id, wait).await
+                hold(lock, request, secret, wait).await
             }
         }
     };
@@ -189,23 +189,23 @@ fn lock(app: &App, arrival: &Arrival, name: &LockName, request: &AcquireRequest)
     }
 }
 
-pub(super) fn claim_id(text: &str) -> Result<Id, Problem> {
+pub(super) fn claim_secret(text: &str) -> Result<Secret, Problem> {
     // Do not repeat the text, because it is a secret.
     text.parse().map_err(|_| Problem::invalid("`claim` is not 32 lower-case hexadecimal digits"))
 }
 
-/// Acquires the lock according to `request`, under `id` if there is one.
-async fn hold(lock: Lock, request: &AcquireRequest, id: Option<Id>, wait: Duration) -> Outcome {
-    if let Some(id) = id {
-        return repeatable(&lock, id, wait).await;
+/// Acquires the lock according to `request`, with `secret` if there is one.
+async fn hold(lock: Lock, request: &AcquireRequest, secret: Option<Secret>, wait: Duration) -> Outcome {
+    if let Some(secret) = secret {
+        return repeatable(&lock, secret, wait).await;
     }
     let guard = guard(lock, request, wait).await?;
     let deadline = guard.deadline()?;
     Ok((guard.into_ticket().await?, deadline))
 }
 
-async fn repeatable(lock: &Lock, id: Id, wait: Duration) -> Outcome {
-    let held = lock.acquire_ticket(id, wait).await.map_err(|error| {
+async fn repeatable(lock: &Lock, secret: Secret, wait: Duration) -> Outcome {
+    let held = lock.acquire_ticket(secret, wait).await.map_err(|error| {
         let Some(loss) = error.loss() else { return error.into() };
         spent(loss, &format!("the hold of this key has ended: {error}"))
     })?;

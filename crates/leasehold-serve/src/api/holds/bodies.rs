@@ -25,8 +25,8 @@ pub(crate) struct AcquireRequest {
     /// Acquire the lock as a reader: at most eight at a time.
     #[serde(default)]
     pub(super) shared: bool,
-    /// The id of this acquisition, in place of `Idempotency-Key`: 32 random hexadecimal digits. A secret: anyone who
-    /// knows it can end the hold. Any server of the store recognises it. Not with `permits` or `shared`.
+    /// The secret of this acquisition, in place of `Idempotency-Key`: 32 random hexadecimal digits. Anyone who knows it
+    /// can end the hold. Any server of the store recognises it. Not with `permits` or `shared`.
     #[schema(min_length = 32, max_length = 32, pattern = "^[0-9a-f]{32}$")]
     pub(super) claim: Option<String>,
     /// Who holds the lock, for others to see. The server itself if it is missing.

@@ -11,8 +11,8 @@ use super::client::{Answer, Request, duration};
 use crate::clock::{Deadline, Moment};
 use crate::error::{Error, Fault, StoreError};
 use crate::lease::{
-    AcquireOutcome, Claim, End, Evicted, Grant, HolderInfo, Loss, LossReason, ReleaseRequest, Released,
-    Renewal, Token, Ttl, attempt_limit, deadline,
+    AcquireOutcome, Claim, End, Evicted, Grant, HolderInfo, Id, Loss, LossReason, ReleaseRequest, Released,
+    Renewal, Secret, Token, Ttl, attempt_limit, deadline, secret_of,
 };
 use crate::retry::RetryBudget;
 use crate::ticket::Ticket;
@@ -74,7 +74,8 @@ impl HttpLeases {
         let holder = &claim.holder;
         let ttl = if wait.is_zero() { claim.ttl.get() } else { claim.ttl.get().min(UNCONFIRMED) };
         let body = json!({
-            "lock": claim.name, "ttl": duration(ttl), "wait": duration(wait), "claim": claim.id,
+            "lock": claim.name, "ttl": duration(ttl), "wait": duration(wait),
+            "claim": secret(&claim.name, claim.id)?,
             "holder": { "name": holder.name, "host": holder.host, "pid": holder.pid, "value": holder.value },
             "note": holder.note, "lock_delay": duration(claim.lock_delay), "barge": claim.barges,
         });
@@ -183,7 +184,7 @@ impl HttpLeases {
 
     /// Sends one renewal. Returns the new deadline, or the loss.
     async fn renew_once(&self, grant: &Grant) -> Result<Result<Deadline, Loss>, StoreError> {
-        let body = json!({ "ticket": ticket(grant) });
+        let body = json!({ "ticket": ticket(grant)? });
         let request = Request::post("/v1/holds/renew", body, format!("cannot renew {}", grant.name));
         let sent = self.client.env.now();
         let renewed: Renewed = match self.client.send(&request).await? {
@@ -229,7 +230,7 @@ impl HttpLeases {
         cooldown: Option<Duration>,
         asked_before: bool,
     ) -> Result<Released, StoreError> {
-        let body = json!({ "ticket": ticket(grant), "cooldown": cooldown.map(duration) });
+        let body = json!({ "ticket": ticket(grant)?, "cooldown": cooldown.map(duration) });
         let request = Request::post("/v1/holds/release", body, format!("cannot release {}", grant.name));
         let ended = match self.client.send(&request).await? {
             Answer::Done(_, body) => self.client.read::<Ended>(&request, &body)?,
@@ -245,8 +246,8 @@ impl HttpLeases {
     }
 
     /// Sends one request that withdraws the acquisition with the claim `id`.
-    async fn withdraw(&self, name: &LockName, id: crate::lease::Id) -> Result<Released, StoreError> {
-        let body = json!({ "lock": name, "claim": id });
+    async fn withdraw(&self, name: &LockName, id: Id) -> Result<Released, StoreError> {
+        let body = json!({ "lock": name, "claim": secret(name, id)? });
         let request = Request::post("/v1/holds/withdraw", body, format!("cannot withdraw from {name}"));
         let (_, ended): (_, Ended) = self.client.ask(&request).await?;
         if ended.lock != name.as_str() {
@@ -297,8 +298,14 @@ impl HttpLeases {
 }
 
 /// Returns the ticket of a grant, which is valid for any URL of the server's store.
-fn ticket(grant: &Grant) -> String {
-    Ticket::new(grant, None).to_string()
+fn ticket(grant: &Grant) -> Result<String, StoreError> {
+    let ticket = Ticket::new(grant, None).map_err(Fault::not_applied)?;
+    Ok(ticket.to_string())
+}
+
+/// Returns the secret of the claim `id`. The server has to know it, because it makes the ticket.
+fn secret(name: &LockName, id: Id) -> Result<Secret, StoreError> {
+    secret_of(name, id).map_err(Fault::not_applied)
 }
 
 fn lost(grant: &Grant, problem: Problem) -> Loss {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::answers::Described;
 use super::config::BearerToken;
 use super::*;
-use crate::lease::{Holder, HolderInfo, Id, LossReason, State, Ttl, Watch};
+use crate::lease::{Holder, HolderInfo, LossReason, Secret, State, Ttl, Watch};
 use crate::stores::over_http::answer::tests::short;
 use crate::stores::over_http::scripted::{Reply, Seen, Server, answer};
 use crate::stores::over_http::transport::Transport;
@@ -79,12 +79,12 @@ fn hold(seen: &Seen, number: u64) -> Value {
         name: name(),
         token: token(number),
         after: None,
-        id: claim["claim"].as_str().unwrap().parse().unwrap(),
+        id: claim["claim"].as_str().unwrap().parse::<Secret>().unwrap().id(),
         ttl: Ttl::DEFAULT,
         deadline: crate::lease::deadline(store.ttl, Env::system().now()),
         memo: None,
     };
-    let ticket = Ticket::new(&grant, Some("s3://bucket".to_owned())).to_string();
+    let ticket = Ticket::new(&grant, Some("s3://bucket".to_owned())).unwrap().to_string();
     json!({
         "ticket": ticket, "lock": name(), "token": number, "valid_ms": 29_000, "ttl_ms": 30_000, "waited_ms": 0,
     })
@@ -150,14 +150,14 @@ async fn every_operation_is_one_request() {
     assert!(seen.iter().all(|seen| seen.has("authorization: bearer hunter2")));
     let holder = json!({ "name": "alice", "host": "h", "pid": 3, "value": null });
     let expected = json!({
-        "lock": name(), "ttl": "30000ms", "wait": "0ms", "claim": claim.id, "holder": holder, "note": null,
+        "lock": name(), "ttl": "30000ms", "wait": "0ms", "claim": claim.id.secret(), "holder": holder, "note": null,
         "lock_delay": "0ms", "barge": false,
     });
     assert_eq!(body(&seen[0]), expected);
     let ticket: Ticket = body(&seen[1])["ticket"].as_str().unwrap().parse().unwrap();
     assert_eq!((ticket.token(), ticket.grant(store.env().now()).id), (token(7), claim.id));
     assert_eq!(body(&seen[2])["cooldown"], "9000ms");
-    assert_eq!(body(&seen[3]), json!({ "lock": name(), "claim": claim.id }));
+    assert_eq!(body(&seen[3]), json!({ "lock": name(), "claim": claim.id.secret() }));
     assert!(seen[4].has("if-match: \"7\"") && body(&seen[4])["reason"] == "it hangs");
 }
 
@@ -167,13 +167,13 @@ async fn a_grant_that_does_not_fit_the_request_is_refused() {
     type Spoil = fn(&mut Value, &Seen);
     let spoils: [Spoil; 7] = [
         |hold, _| hold["lock"] = json!("b"),
-        |hold, _| hold["ticket"] = json!("lh1_x"),
+        |hold, _| hold["ticket"] = json!("lh2_x"),
         |hold, _| hold["token"] = json!(8),
         |hold, _| hold["token"] = Value::Null,
         |hold, _| hold["valid_ms"] = Value::Null,
         // The hold of another claim.
         |hold, seen| {
-            let id = Id::random(&crate::random::Random::seeded(1)).to_string();
+            let id = "1".repeat(32);
             let text = String::from_utf8(seen.body.clone()).unwrap();
             let own = body(seen)["claim"].as_str().unwrap().to_owned();
             let other = Seen { body: text.replace(&own, &id).into_bytes(), ..seen.clone() };
@@ -482,9 +482,9 @@ async fn no_type_shows_a_secret() {
     let store = store(&server);
     let claim = claim(&store);
     let AcquireOutcome::Granted(grant) = store.try_acquire(&claim).await.unwrap() else { panic!("held") };
-    let (id, ticket) = (claim.id.to_string(), Ticket::new(&grant, None));
+    let (secret, ticket) = (String::from(claim.id.secret().unwrap()), Ticket::new(&grant, None).unwrap());
     let shown = format!("{store:?} {claim:?} {ticket:?} {:?}", AcquireOutcome::Granted(grant));
-    for secret in [&*id, "hunter2", &ticket.to_string()] {
+    for secret in [&*secret, "hunter2", &ticket.to_string()] {
         assert!(!shown.contains(secret), "{shown}");
     }
 }

@@ -15,8 +15,7 @@ use crate::lease::Id;
 /// The process stops listening when none of its claims has waited for this long.
 pub(in super::super) const UNUSED: Duration = Duration::from_secs(60);
 
-/// How many characters of a claim's id a call contains. Never all of them: anyone who knows an id can release its lock,
-/// and every user of a server may be able to listen.
+/// How many characters of a claim's id a call contains. They suffice to tell the claims of one process apart.
 pub(in super::super) const CALLED_BY: usize = 16;
 
 /// The claims of this process that can be called.

@@ -310,6 +310,11 @@ fn is_next() -> String {
         "(((2 {TIMES} pg_catalog.max({pause})) {PLUS} ({each} {TIMES} pg_catalog.count(*))) {TIMES} interval '1 millisecond')",
         each = grace([Duration::ZERO]).as_millis()
     );
+    let kept = format!(
+        "(CASE WHEN (({waiters} {GET} 0) {GET_TEXT} 'claim') {EQ} $11 THEN {kept} ELSE interval '0' END)",
+        waiters = waiters(),
+        kept = microseconds("$12"),
+    );
     format!(
         "coalesce((SELECT {NOW} {LT} {until} OR (({until} {MINUS} {kept}) {PLUS} {grace}) {LE} {NOW}
             FROM {line} WHERE w.place {LT} {own} HAVING pg_catalog.count(*) {GT} 0), true)",

@@ -2,6 +2,7 @@
 
 use rusqlite::Connection;
 
+use super::calls;
 use super::database::{Changed, Durability, transact};
 use super::errors::SqliteError;
 use super::heartbeats::Heartbeats;
@@ -12,7 +13,7 @@ use super::waiters::{self, MayTake};
 use crate::clock::Moment;
 use crate::env::Env;
 use crate::error::Fault;
-use crate::lease::{AcquireOutcome, Claim, Grant, Token, deadline};
+use crate::lease::{AcquireOutcome, Claim, Grant, HolderInfo, Token, deadline};
 
 /// Runs the transaction of an acquisition. If the grant must wait for the disk, runs the transaction a second time.
 pub(super) fn acquire(
@@ -23,6 +24,9 @@ pub(super) fn acquire(
     env: &Env,
 ) -> Result<AcquireOutcome, SqliteError> {
     let joins = claim.waits && !claim.barges;
+    if let Some(held) = refused(connection, claim, machine, env)? {
+        return Ok(AcquireOutcome::Held(held));
+    }
     for durability in [Durability::System, Durability::Disk] {
         let verdict = transact(connection, durability, |transaction| {
             // Reads the clock while the write lock is held. So waiting for the write lock does not shorten the lease,
@@ -71,10 +75,32 @@ pub(super) fn acquire(
             }
         })?;
         if let Some(verdict) = verdict {
+            // The next waiter learns that it is the first, or that the free lock is kept for it.
+            if !matches!(&verdict, AcquireOutcome::Held(held) if !held.reserved) {
+                calls::call_first(connection, &claim.name);
+            }
             return Ok(verdict);
         }
     }
     Err(Fault::unavailable("the token counter cannot be written to the disk").into())
+}
+
+/// Returns the refusal of `claim` if a read shows that nothing has to be written: the lock is held, and the claim is in
+/// the line or does not join it. Otherwise the waiters would delay the holder's writes.
+fn refused(
+    connection: &mut Connection,
+    claim: &Claim,
+    machine: &Machine,
+    env: &Env,
+) -> Result<Option<HolderInfo>, SqliteError> {
+    let snapshot = connection.transaction()?;
+    let record = record::load(&snapshot, &claim.name)?;
+    let Decision::Held(mut held, None) = rules::judge(claim, record, machine, env.now()) else {
+        return Ok(None);
+    };
+    waiters::add_place(&snapshot, claim, &mut held)?;
+    let is_settled = held.ahead.is_some() || !claim.waits || claim.barges;
+    Ok(Some(held).filter(|_| is_settled))
 }
 
 /// Records that this process has the grant, so that a renewal by a copy of the process is noticed. Does not record the

@@ -31,7 +31,8 @@ impl Database {
         Self { location, queue }
     }
 
-    /// Runs `work` on the connection, and repeats it while the file is busy, for at most `limit`.
+    /// Runs `work` on the connection, and repeats it while the file is busy, for at most `limit`. While other processes
+    /// change the file, the file responds, and the time limit of a request other than a renewal starts again.
     ///
     /// Cancel safe: work that has begun is finished, and work that has not begun is dropped. A future that is rarely
     /// polled, or no longer polled, delays no other request.
@@ -51,8 +52,14 @@ impl Database {
         };
         let (answer, answered) = oneshot::channel();
         let answer = Arc::new(Answer(Mutex::new(Some(answer))));
-        let caller = Caller { runtime, env: env.clone(), start: env.now(), limit, reply: answer.clone() };
-        let call = Call { caller: caller.clone(), writes: purpose.writes(), work, result: None, answer };
+        let caller = Caller {
+            runtime,
+            env: env.clone(),
+            responded: Arc::new(Mutex::new(env.now())),
+            limit,
+            reply: answer.clone(),
+        };
+        let call = Call { caller: caller.clone(), purpose, work, version: None, result: None, answer };
         self.queue.push(Request::new(purpose, caller, Box::new(call)));
         match answered.await {
             Ok(Ok(output)) => Ok(output),
@@ -117,8 +124,10 @@ impl<T: Send> Reply for Answer<T> {
 /// The work of a request, and its result once it is done.
 struct Call<T, F> {
     caller: Caller,
-    writes: bool,
+    purpose: Purpose,
     work: F,
+    /// The version of the file when it was last busy.
+    version: Option<i64>,
     result: Option<Result<T, Failure>>,
     answer: Arc<Answer<T>>,
 }
@@ -133,7 +142,14 @@ where
             self.result = Some(Err(Failure::TooLate { begun: false }));
             return None;
         }
-        let result = file.with(self.writes, &mut self.work);
+        let result = file.with(self.purpose.writes(), &mut self.work);
+        if result.as_ref().is_err_and(SqliteError::is_busy) && self.purpose != Purpose::Renew {
+            let (before, now) = (self.version, file.version());
+            if before.zip(now).is_some_and(|(before, now)| before != now) {
+                self.caller.start_again();
+            }
+            self.version = now;
+        }
         if result.as_ref().is_err_and(SqliteError::is_busy) && !self.caller.left().is_zero() {
             return Some(self.caller.env.random.jittered(PAUSE, 0.5));
         }

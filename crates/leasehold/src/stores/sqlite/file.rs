@@ -1,7 +1,9 @@
 //! The open file and its one connection. The connection is opened again when the path no longer leads to the open file.
 
-use std::path::PathBuf;
-use std::sync::{Arc, Weak};
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use rusqlite::config::DbConfig;
@@ -25,6 +27,10 @@ pub(super) const YOUNG_LOG: u32 = 64;
 const LOG: u32 = 1_000;
 /// The number of requests during which a connection is young.
 const YOUTH: u32 = 64;
+
+/// Held while the file is created and opened. Closing a file drops all locks that the process has on it, so no other
+/// thread of this process may have opened the new file by then.
+static CREATING: Mutex<()> = Mutex::new(());
 
 /// How often opening is tried if the files change in the meantime. They change when the first process creates them.
 const ATTEMPTS: u32 = 4;
@@ -86,6 +92,12 @@ impl File {
         result
     }
 
+    /// Returns a number that changes when another connection changes the file. Returns `None` if it cannot be read.
+    pub(super) fn version(&self) -> Option<i64> {
+        let open = self.open.as_ref()?;
+        open.connection.pragma_query_value(None, "data_version", |row| row.get(0)).ok()
+    }
+
     /// Takes the open connection. The caller closes it.
     pub(super) fn take_open(&mut self) -> Option<Open> {
         self.open.take()
@@ -110,7 +122,11 @@ impl File {
             // The connection serves one request at a time.
             | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         // Opens the database file. The first read opens its -wal and -shm files.
-        let connection = Connection::open_with_flags(&path, flags)?;
+        let connection = {
+            let _alone = CREATING.lock().unwrap_or_else(PoisonError::into_inner);
+            create_for_owner(&path);
+            Connection::open_with_flags(&path, flags)?
+        };
         let Some(id) = FileId::of(&path) else { return Ok(None) };
         let sharing = Sharing::of(id);
         let mut sharing = sharing.lock();
@@ -216,6 +232,12 @@ impl Drop for Open {
             let _ = self.leave_log();
         }
     }
+}
+
+/// Creates the file for its owner only, if it is missing: it names holders and says what they do. SQLite gives its -wal
+/// and -shm files the mode of the file. If the file cannot be created, SQLite's own attempt reports why.
+fn create_for_owner(path: &Path) {
+    let _ = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
 }
 
 /// Returns whether the path now leads to another file. Connections to a file that was deleted or replaced continue to

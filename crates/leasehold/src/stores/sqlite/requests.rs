@@ -81,14 +81,21 @@ pub(super) trait Reply: Send + Sync {
 pub(super) struct Caller {
     pub(super) runtime: Handle,
     pub(super) env: Env,
-    pub(super) start: Moment,
+    /// When the file last showed that it responds: at the start, or when another process changed it.
+    pub(super) responded: Arc<Mutex<Moment>>,
     pub(super) limit: Duration,
     pub(super) reply: Arc<dyn Reply>,
 }
 
 impl Caller {
     pub(super) fn left(&self) -> Duration {
-        self.limit.saturating_sub(self.env.now().longest_since(self.start))
+        let responded = *self.responded.lock().unwrap_or_else(PoisonError::into_inner);
+        self.limit.saturating_sub(self.env.now().longest_since(responded))
+    }
+
+    /// Starts the time limit again, because the file responds to other processes.
+    pub(super) fn start_again(&self) {
+        *self.responded.lock().unwrap_or_else(PoisonError::into_inner) = self.env.now();
     }
 }
 

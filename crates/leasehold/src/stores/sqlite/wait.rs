@@ -10,24 +10,34 @@ use super::machine::Machine;
 use super::record::{self, Record};
 use super::requests::Purpose;
 use super::rules::{self, Standing};
-use super::{POLL_INTERVAL, STORE_TIMEOUT, SqliteLeases, waiters};
-use crate::clock::Moment;
+use super::waiters::GRACE;
+use super::{POLL_INTERVAL, STORE_TIMEOUT, SqliteLeases, calls, waiters};
+use crate::clock::{Moment, timeout};
 use crate::error::StoreError;
 use crate::lease::{Claim, HolderInfo, Token, Watch};
 use crate::runtime::pacing::Pacing;
 use crate::types::LockName;
 
+/// The longest pause of a waiter that is far behind in the line.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
 #[async_trait]
 impl Watch for SqliteLeases {
     async fn turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
+        let joins = claim.waits && !claim.barges;
+        // Before the first poll, so that no call is missed.
+        let call = joins.then(|| calls::expect(claim.id, &self.machine));
         let mut pacing = Pacing::new(POLL_INTERVAL, self.env.now());
         loop {
             let poll = self.poll(claim).await?;
-            match (poll.standing, poll.kept) {
+            let ahead = if claim.barges { 0 } else { poll.ahead };
+            let pause = match (poll.standing, poll.kept) {
                 (Standing::Free | Standing::Lapsed(_), None) => return Ok(()),
                 (Standing::Free | Standing::Lapsed(_), Some(left)) => {
-                    let pause = self.env.random.jittered(POLL_INTERVAL.max / 2, 0.5);
-                    self.env.sleep(pause.min(left)).await;
+                    let pause = self.behind(ahead.max(1));
+                    // It has to ask in the second half of the grace.
+                    let due = left.checked_sub(GRACE / 2).filter(|due| !due.is_zero()).unwrap_or(left);
+                    if ahead < waiters::ASKING { pause.min(due) } else { pause }
                 }
                 // The lock has another holder, or a cooldown began or ended. The caller reports it.
                 (Standing::Taken(_) | Standing::JustDied, _)
@@ -35,12 +45,21 @@ impl Watch for SqliteLeases {
                 {
                     return Ok(());
                 }
-                (Standing::JustDied, _) => self.note_death(&claim.name).await?,
-                (Standing::Taken(left), _) => {
-                    let now = self.env.now();
-                    let pause = pacing.pause(now, poll.token, poll.held_for, Some(left), &self.env.random);
-                    self.env.sleep(pause).await;
+                // It was passed over, and joins again.
+                (Standing::Taken(_), _) if joins && !poll.has_place => return Ok(()),
+                (Standing::JustDied, _) => {
+                    self.note_death(&claim.name).await?;
+                    continue;
                 }
+                (Standing::Taken(left), _) if ahead == 0 => {
+                    let now = self.env.now();
+                    pacing.pause(now, poll.token, poll.held_for, Some(left), &self.env.random)
+                }
+                (Standing::Taken(_), _) => self.behind(ahead),
+            };
+            match &call {
+                None => self.env.sleep(pause).await,
+                Some(call) => drop(timeout(&*self.env.clock, pause, call.called()).await),
             }
         }
     }
@@ -69,11 +88,19 @@ impl Watch for SqliteLeases {
 }
 
 impl SqliteLeases {
+    /// Returns the pause of a waiter behind `ahead` others. Before it can get the lock, one of them does, so it is called
+    /// in time, and polls only in case that all of them and the holder have died.
+    pub(super) fn behind(&self, ahead: usize) -> Duration {
+        let factor = u32::try_from(ahead).unwrap_or(u32::MAX).saturating_add(1);
+        self.env.random.jittered(POLL_INTERVAL.max.saturating_mul(factor).min(LONGEST_PAUSE), 0.1)
+    }
+
     /// Reads the state of the lock and, if it is free, how long it is kept for another waiter.
     async fn poll(&self, claim: &Claim) -> Result<Poll, StoreError> {
         let (claim, machine, env) = (claim.clone(), Arc::clone(&self.machine), self.env.clone());
         let work = move |connection: &mut Connection| {
             let record = record::load(connection, &claim.name)?;
+            let (ahead, has_place) = waiters::place(connection, &claim)?;
             let now = env.now();
             let mut poll = Poll {
                 standing: Standing::Free,
@@ -81,6 +108,8 @@ impl SqliteLeases {
                 token: None,
                 in_cooldown: false,
                 kept: None,
+                ahead,
+                has_place,
             };
             if let Some(record) = record {
                 poll.standing = rules::standing(&record, &machine, now);
@@ -104,4 +133,8 @@ struct Poll {
     in_cooldown: bool,
     /// How long the free lock is kept for another waiter.
     kept: Option<Duration>,
+    /// How many waiters are before the claim.
+    ahead: usize,
+    /// Whether the claim is in the line.
+    has_place: bool,
 }

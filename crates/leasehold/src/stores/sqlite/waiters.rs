@@ -3,8 +3,8 @@
 //! The line can only delay grants. The row of a lock still decides whether it is granted ([`rules`](super::rules)), so
 //! an error here costs time but not exclusion. A waiter whose process has died is removed when it is found. A waiter
 //! that does not take a free lock within [`GRACE`], for example because its process is stopped, is passed over and
-//! removed. It joins again at the end. In the second half of that time, all other waiters ask for the lock. Waiters
-//! that do not ask are removed too. So the waiters whose death cannot be seen delay a grant only once in total.
+//! removed. It joins again at the end. In the second half of that time, the next waiters ([`ASKING`]) ask for the lock.
+//! Those that do not ask are removed too. So several waiters whose death cannot be seen delay a grant only once.
 
 use std::time::Duration;
 
@@ -36,6 +36,9 @@ CREATE INDEX waiter_of_lock ON waiter (name, number);
 
 /// How long a free lock is kept for its first waiter: the time of two polls, and one second for a busy machine.
 pub(super) const GRACE: Duration = Duration::from_millis(2 * POLL_INTERVAL.max.as_millis() as u64 + 1_000);
+
+/// How many waiters at the head of the line must ask in the second half of [`GRACE`]. They poll at least twice in it.
+pub(super) const ASKING: usize = 6;
 
 /// A waiter for a lock.
 #[derive(Clone, Debug, PartialEq)]
@@ -170,12 +173,46 @@ pub(super) fn answer(
     Ok(())
 }
 
-/// Removes the waiters that have not asked since the lock was first kept for `late`. Keeps `claim`, which asks now.
+/// Removes the waiters that have not asked since the lock was first kept for `late`, as far as they are among the first
+/// [`ASKING`]. Keeps `claim`, which asks now.
 fn remove_absent(connection: &Connection, claim: &Claim, late: &Waiter) -> Result<(), SqliteError> {
-    let mut delete =
-        connection.prepare_cached("DELETE FROM waiter WHERE name = ? AND asked_ns < ? AND claim_id <> ?")?;
-    delete.execute((claim.name.as_str(), late.called_ns.map(signed), claim.id.to_string()))?;
+    let mut delete = connection.prepare_cached(
+        "DELETE FROM waiter WHERE name = ?1 AND asked_ns < ?2 AND claim_id <> ?3 AND number IN
+         (SELECT number FROM waiter WHERE name = ?1 ORDER BY number LIMIT ?4)",
+    )?;
+    // `late` has left the line.
+    let count = i64::try_from(ASKING).unwrap_or(i64::MAX) - 1;
+    delete.execute((claim.name.as_str(), late.called_ns.map(signed), claim.id.to_string(), count))?;
     Ok(())
+}
+
+/// Reads the line of `name`, until `found` returns true for the claim and the process of a waiter.
+pub(super) fn first_that(
+    connection: &Connection,
+    name: &LockName,
+    found: impl Fn(Id, Option<&Process>) -> bool,
+) -> Result<(), SqliteError> {
+    let mut statement =
+        connection.prepare_cached("SELECT claim_id, process FROM waiter WHERE name = ? ORDER BY number")?;
+    let mut rows = statement.query([name.as_str()])?;
+    while let Some(row) = rows.next()? {
+        let process: Option<String> = row.get("process")?;
+        let process = process.and_then(|text| from_json(&text).ok());
+        if row.get::<_, String>("claim_id")?.parse().is_ok_and(|claim| found(claim, process.as_ref())) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Returns how many waiters are before `claim`, and whether it is in the line itself. If it is not, all are before it.
+pub(super) fn place(connection: &Connection, claim: &Claim) -> Result<(usize, bool), SqliteError> {
+    let mut own = connection.prepare_cached("SELECT number FROM waiter WHERE claim_id = ?")?;
+    let number = own.query_row([claim.id.to_string()], |row| row.get::<_, i64>(0)).optional()?;
+    let mut before =
+        connection.prepare_cached("SELECT count(*) FROM waiter WHERE name = ? AND number < ?")?;
+    let count: i64 = before.query_row((claim.name.as_str(), number.unwrap_or(i64::MAX)), |row| row.get(0))?;
+    Ok((usize::try_from(count).unwrap_or(0), number.is_some()))
 }
 
 /// Removes `claim` from the line.

@@ -32,7 +32,10 @@ fn held_since(now: Moment) -> Record {
 
 #[cfg(target_os = "linux")]
 fn hold(record: &mut Record) -> &mut Hold {
-    hold_of(Some(record), claim().id).unwrap()
+    match &mut record.state {
+        State::Held(hold) => hold,
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Returns a record whose holder's process has ended.

@@ -231,3 +231,27 @@ async fn a_new_file_with_the_inode_of_a_closing_one_is_opened() {
     new.open().await;
     closer.join().unwrap();
 }
+
+#[tokio::test]
+async fn a_new_file_is_for_its_owner_only() {
+    let site = Site::new();
+    let _store = site.open().await;
+    assert_eq!(modes(&site), [0o600; 3]);
+}
+
+#[tokio::test]
+async fn a_file_of_a_group_keeps_its_mode() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let site = Site::new();
+    fs::write(site.path(), "").unwrap();
+    fs::set_permissions(site.path(), fs::Permissions::from_mode(0o660)).unwrap();
+    let _store = site.open().await;
+    assert_eq!(modes(&site), [0o660; 3]);
+}
+
+/// Returns the modes of the file and of its -wal and -shm files.
+fn modes(site: &Site) -> [u32; 3] {
+    use std::os::unix::fs::PermissionsExt as _;
+    let mode = |path: String| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    ["", "-wal", "-shm"].map(|suffix| mode(format!("{}{suffix}", site.path().display())))
+}

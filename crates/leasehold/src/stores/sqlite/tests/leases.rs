@@ -135,8 +135,9 @@ impl Clock for SlowMachine {
 async fn a_grant_that_comes_after_its_deadline_is_not_given_out() {
     let site = Site::new();
     let mut store = site.open().await;
-    // Two readings for the request, one for each of the two transactions, and one for the grant. Its release is quick.
-    let slow_looks = AtomicU32::new(5);
+    // One reading for the claim, two for the request, one for its read, one for each of the two transactions, and one
+    // for the grant. Its release is quick.
+    let slow_looks = AtomicU32::new(7);
     store.env.clock = Arc::new(SlowMachine { clock: TestClock::default(), slow_looks });
     let claim = Claim { store_timeout: Duration::from_secs(86_400), ..claim(&store) };
     let verdict = store.try_acquire(&claim).await.unwrap();

@@ -332,3 +332,27 @@ fn poll_in<F: Future + Unpin>(runtime: &tokio::runtime::Handle, future: &mut F) 
     let _within = runtime.enter();
     Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
 }
+
+/// Runs a request whose file is busy 20 times, with a limit of five pauses. With `change`, another process writes to
+/// the file meanwhile.
+async fn busy_often(change: bool) -> Result<(), StoreError> {
+    let site = Site::new();
+    let store = site.open().await;
+    let other = rusqlite::Connection::open(site.path()).unwrap();
+    let mut times = 0;
+    let work = move |_: &mut Connection| {
+        times += 1;
+        if change {
+            other.execute_batch("UPDATE counter SET token = token + 1").unwrap();
+        }
+        if times > 20 { Ok(()) } else { Err(errors::SqliteError::busy("a test")) }
+    };
+    store.database.run(&store.env, Duration::from_millis(50), Purpose::Write, work).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_file_that_others_change_is_busy_but_responds() {
+    busy_often(true).await.unwrap();
+    let error = busy_often(false).await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Unavailable);
+}

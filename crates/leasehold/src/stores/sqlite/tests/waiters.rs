@@ -1,7 +1,9 @@
 //! Tests of the line of waiters.
 
+use super::super::calls;
 use super::*;
 use crate::stores::sqlite::waiters::GRACE;
+use futures_util::FutureExt as _;
 
 fn waiting(store: &SqliteLeases) -> Claim {
     let mut claim = claim(store);
@@ -345,4 +347,124 @@ async fn a_waiter_is_called_again_after_another_took_the_lock() {
     store.release(&mut held, None).await.unwrap();
     refused(&store, &second).await;
     granted(&store, &first).await;
+}
+
+/// Returns whether `step` calls `claim`, which waits.
+async fn calls(store: &SqliteLeases, claim: &Claim, step: impl Future<Output = ()>) -> bool {
+    let call = calls::expect(claim.id, &store.machine);
+    step.await;
+    call.called().now_or_never().is_some()
+}
+
+#[tokio::test]
+async fn every_step_that_frees_the_lock_calls_the_first() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut held = grant(&store).await;
+    let [one, two, three] = [(); 3].map(|()| waiting(&store));
+    for claim in [&one, &two, &three] {
+        refused(&store, claim).await;
+    }
+    assert!(
+        calls(&store, &one, async {
+            store.release(&mut held, None).await.unwrap();
+        })
+        .await
+    );
+    let mut held = None;
+    assert!(calls(&store, &two, async { held = Some(granted(&store, &one).await) }).await, "it is first now");
+    let token = held.unwrap().token;
+    assert!(
+        calls(&store, &two, async {
+            store.evict(&name(), token, None).await.unwrap();
+        })
+        .await
+    );
+    assert!(
+        calls(&store, &two, async { drop(refused(&store, &three).await) }).await,
+        "the lock is kept for it"
+    );
+    assert!(calls(&store, &three, async { store.stop_waiting(&two).await.unwrap() }).await);
+    assert!(!calls(&store, &three, async { drop(store.inspect(&name()).await.unwrap()) }).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_called_waiter_asks_at_once() {
+    let site = Site::new();
+    let store = Arc::new(site.open().await);
+    let mut held = grant(&store).await;
+    let first = waiting(&store);
+    let seen = refused(&store, &first).await;
+    // Its pauses have become long.
+    site.clock.suspend(Duration::from_secs(10));
+    let waits = tokio::spawn({
+        let (store, first) = (store.clone(), first.clone());
+        async move { store.turn(&first, &seen).await.unwrap() }
+    });
+    store.env.sleep(Duration::from_millis(1)).await;
+    let released = store.env.now();
+    store.release(&mut held, None).await.unwrap();
+    waits.await.unwrap();
+    let took = store.env.now().longest_since(released);
+    assert!(took < Duration::from_millis(10), "{took:?}");
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_dead_first_waiter_is_skipped_by_the_call() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut held = grant(&store).await;
+    let mut sleeper = Sleeper::start();
+    let other = site.open_as(&sleeper.process()).await;
+    refused(&other, &waiting(&other)).await;
+    let live = waiting(&store);
+    refused(&store, &live).await;
+    sleeper.kill();
+    assert!(
+        calls(&store, &live, async {
+            store.release(&mut held, None).await.unwrap();
+        })
+        .await
+    );
+}
+
+#[tokio::test]
+async fn many_waiters_poll_rarely() {
+    let store = Site::new().open().await;
+    let polls: f64 = (1..500).map(|ahead| 1.0 / store.behind(ahead).as_secs_f64()).sum();
+    assert!(polls < 350.0, "{polls} polls a second");
+    assert!(store.behind(1) < Duration::from_millis(120), "the next but one notices a death soon");
+}
+
+#[tokio::test]
+async fn a_waiter_that_is_refused_again_writes_nothing() {
+    let site = Site::new();
+    let store = site.open().await;
+    let _held = grant(&store).await;
+    let claim = waiting(&store);
+    refused(&store, &claim).await;
+    let other = rusqlite::Connection::open(site.path()).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    assert_eq!(refused(&store, &claim).await.ahead, Some(0));
+    held(&store).await;
+}
+
+/// The head of a long line must ask; those far behind poll too rarely for that, and keep their places.
+#[tokio::test(start_paused = true)]
+async fn only_the_head_of_the_line_must_ask() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut held = grant(&store).await;
+    let claims: Vec<Claim> = (0..9).map(|_| waiting(&store)).collect();
+    for claim in &claims {
+        refused(&store, claim).await;
+    }
+    site.clock.suspend(Duration::from_millis(1));
+    store.release(&mut held, None).await.unwrap();
+    refused(&store, &claims[1]).await;
+    site.clock.suspend(GRACE);
+    granted(&store, &claims[1]).await;
+    let left = store.inspect(&name()).await.unwrap().waiters.len();
+    assert_eq!(left, claims.len() - 6, "the first, and the four behind the second, have not asked");
 }
