@@ -72,16 +72,6 @@ fn servers_share_one_audit_log_and_follow_its_renaming() {
     }
 }
 
-#[test]
-fn a_link_is_not_accepted_as_the_audit_log() {
-    let sandbox = Sandbox::new();
-    let victim = sandbox.write("victim", "precious");
-    std::os::unix::fs::symlink(victim, sandbox.path("audit.jsonl")).unwrap();
-    let refused = sandbox.run("serve --listen 127.0.0.1:0 --audit audit.jsonl").expect(125);
-    assert!(refused.stderr.contains("audit.jsonl: it is a symbolic link"), "{refused:?}");
-    assert_eq!(sandbox.read("victim"), "precious");
-}
-
 /// A client that waits sends its request again to take the grant.
 #[test]
 fn a_repeated_acquisition_is_recorded_once() {

@@ -46,7 +46,9 @@ pub async fn a_ticket_with_another_token_is_invalid(harness: &dyn Harness) {
     }
     let mut grant = one.granted(&name("lock"), LONG).await;
     one.store.detach(&mut grant).await.unwrap();
-    for token in [grant.token.get() - 1, grant.token.get() + 1].map(|token| Token::new(token).unwrap()) {
+    // The token of a withdrawn claim is 0.
+    let others = [grant.token.get() - 1, grant.token.get() + 1].into_iter().filter(|token| *token > 0);
+    for token in others.map(|token| Token::new(token).unwrap()) {
         let altered = || Grant { token, ..from_ticket(&grant) };
         two.lost(&mut altered()).await;
         assert_eq!(two.release(&mut altered()).await, Released::AlreadyLost);
