@@ -103,7 +103,7 @@ impl Job {
             ));
         }
         if let Some(file) = &file {
-            report::check(file, report::REPORT)?;
+            report::check(file, &report::REPORT)?;
         }
         let metrics = settings.pick(args.metrics_file, "metrics-file", |text| Ok(text.into()))?;
         let metrics = metrics.map(|file| MetricsFile::new(file, lock.clone())).transpose()?;

@@ -4,6 +4,7 @@ mod metrics;
 
 use std::fs::File;
 use std::io::Write as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -90,22 +91,31 @@ impl Report {
     /// Writes the report atomically, so that a reader never sees only a part of it.
     pub(crate) fn write(&self, file: &Path) -> Result<(), Failure> {
         let mut text =
-            serde_json::to_vec_pretty(self).map_err(|error| unwritable(file, REPORT, &error.into()))?;
+            serde_json::to_vec_pretty(self).map_err(|error| unwritable(file, &REPORT, &error.into()))?;
         text.push(b'\n');
-        replace(file, &text, REPORT)
+        replace(file, &text, &REPORT)
     }
 }
 
-/// The content of a report file, as error messages name it.
-pub(crate) const REPORT: &str = "report";
-
-fn unwritable(file: &Path, what: &str, error: &std::io::Error) -> Failure {
-    Failure::new(FAILED, "failed", format!("cannot write the {what} {}: {error}", file.display()))
+/// A kind of file that the user names and leasehold writes.
+#[derive(Debug)]
+pub(crate) struct Kind {
+    /// Its content, as error messages name it.
+    what: &'static str,
+    /// Whether it may be a symbolic link of the same user or of the system.
+    may_be_link: bool,
 }
 
-/// Atomically replaces the content of `file` with `text`. Error messages call the content `what`.
-fn replace(file: &Path, text: &[u8], what: &str) -> Result<(), Failure> {
-    let failed = |error: std::io::Error| unwritable(file, what, &error);
+pub(crate) const REPORT: Kind = Kind { what: "report", may_be_link: true };
+
+fn unwritable(file: &Path, kind: &Kind, error: &std::io::Error) -> Failure {
+    Failure::new(FAILED, "failed", format!("cannot write the {} {}: {error}", kind.what, file.display()))
+}
+
+/// Atomically replaces the content of `file` with `text`.
+fn replace(file: &Path, text: &[u8], kind: &Kind) -> Result<(), Failure> {
+    let failed = |error: std::io::Error| unwritable(file, kind, &error);
+    check_link(file, kind).map_err(failed)?;
     if is_special(file) {
         return open_special(file).and_then(|mut opened| opened.write_all(text)).map_err(failed);
     }
@@ -115,7 +125,9 @@ fn replace(file: &Path, text: &[u8], what: &str) -> Result<(), Failure> {
         .and_then(|mut written| {
             written.write_all(text)?;
             // Keep the permissions, so that the same users can read the new file.
-            if let Ok(before) = file.metadata() {
+            if let Ok(before) = file.metadata()
+                && before.uid() == written.metadata()?.uid()
+            {
                 written.set_permissions(before.permissions())?;
             }
             written.sync_all()
@@ -127,9 +139,10 @@ fn replace(file: &Path, text: &[u8], what: &str) -> Result<(), Failure> {
     written.map_err(failed)
 }
 
-/// Checks, before the command runs, that `file` can be written. Error messages call its content `what`.
-pub(crate) fn check(file: &Path, what: &str) -> Result<(), Failure> {
-    let failed = |error: std::io::Error| unwritable(file, what, &error);
+/// Checks, before the command runs, that `file` can be written.
+pub(crate) fn check(file: &Path, kind: &Kind) -> Result<(), Failure> {
+    let failed = |error: std::io::Error| unwritable(file, kind, &error);
+    check_link(file, kind).map_err(failed)?;
     if file.is_dir() {
         return Err(failed(std::io::Error::other("it is a folder")));
     }
@@ -142,6 +155,20 @@ pub(crate) fn check(file: &Path, what: &str) -> Result<(), Failure> {
     let made = created(&temporary);
     let _ = std::fs::remove_file(&temporary);
     made.map(drop).map_err(failed)
+}
+
+/// Refuses a symbolic link that another user may have created, in a folder that they share, so that this process writes
+/// to a file that they may not write. Only the system creates links in `/dev` and `/proc`.
+fn check_link(file: &Path, kind: &Kind) -> std::io::Result<()> {
+    let Ok(found) = std::fs::symlink_metadata(file) else { return Ok(()) };
+    let folder = file.parent().and_then(|folder| folder.canonicalize().ok());
+    let is_of_system =
+        folder.is_some_and(|folder| folder == Path::new("/dev") || folder.starts_with("/proc"));
+    let is_own = [0, rustix::process::geteuid().as_raw()].contains(&found.uid());
+    if !found.is_symlink() || is_of_system || (kind.may_be_link && is_own) {
+        return Ok(());
+    }
+    Err(std::io::Error::other("it is a symbolic link"))
 }
 
 /// Returns whether `file` is a device, a pipe or an open descriptor (`/dev/null`, `/dev/stdout`, `>(...)`). Such a file
@@ -184,6 +211,38 @@ mod tests {
     use super::*;
 
     #[test]
+    fn links_are_followed_only_where_others_cannot_create_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, victim) = (folder.path().join("job.prom"), folder.path().join("victim"));
+        std::fs::write(&victim, "precious").unwrap();
+        for target in [&victim, Path::new("/dev/null"), Path::new("/proc/self/comm")] {
+            symlink(target, &file).unwrap();
+            let refused = [check(&file, &metrics::METRICS), replace(&file, b"new", &metrics::METRICS)];
+            for failure in refused.map(Result::unwrap_err) {
+                assert!(failure.message.ends_with("it is a symbolic link"), "{failure:?}");
+            }
+            check(&file, &REPORT).unwrap();
+            std::fs::remove_file(&file).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
+        check(Path::new("/dev/stdout"), &metrics::METRICS).unwrap();
+    }
+
+    /// Only root can create a link of another user.
+    #[test]
+    fn a_link_of_another_user_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, victim) = (folder.path().join("report"), folder.path().join("victim"));
+        std::fs::write(&victim, "precious").unwrap();
+        symlink(&victim, &file).unwrap();
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::lchown(&file, Some(65_534), None).unwrap();
+            assert!(check(&file, &REPORT).is_err() && replace(&file, b"new", &REPORT).is_err());
+            assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
+        }
+    }
+
+    #[test]
     fn a_planted_link_is_not_followed_and_the_mode_stays() {
         let folder = tempfile::tempdir().unwrap();
         let (file, victim) = (folder.path().join("job.prom"), folder.path().join("victim"));
@@ -191,12 +250,12 @@ mod tests {
         std::fs::write(&file, "old").unwrap();
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
         symlink(&victim, temporary(&file)).unwrap();
-        replace(&file, b"new", "the report").unwrap();
+        replace(&file, b"new", &REPORT).unwrap();
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "new");
         assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o644);
         symlink(&victim, temporary(&file)).unwrap();
-        check(&file, "the report").unwrap();
+        check(&file, &REPORT).unwrap();
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
     }
 }

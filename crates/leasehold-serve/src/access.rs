@@ -228,6 +228,20 @@ impl Caller {
         })
     }
 
+    /// Fails if the caller may see no lock whose name begins with `prefix`.
+    pub(crate) fn require_readable(&self, prefix: &str) -> Result<Vec<String>, Problem> {
+        let readable = self.readable(prefix);
+        if !readable.is_empty() {
+            return Ok(readable);
+        }
+        let detail = match prefix {
+            "" => format!("{} may see no lock", self.name()),
+            _ => format!("{} may see no lock whose name begins with `{prefix}`", self.name()),
+        };
+        Err(Problem::new(StatusCode::FORBIDDEN, "forbidden", detail)
+            .with_help("ask the operator of the server to add a rule"))
+    }
+
     pub(crate) fn may(&self, right: Right, name: &str) -> bool {
         self.rights
             .iter()
@@ -274,6 +288,13 @@ impl Caller {
     /// Returns the name for limits and the audit log.
     pub(crate) fn name(&self) -> &str {
         self.principal.as_deref().unwrap_or("anonymous")
+    }
+}
+
+#[cfg(test)]
+impl Caller {
+    pub(crate) fn set_rights(&mut self, rights: &[(&str, Right)]) {
+        self.rights = rights.iter().map(|(prefix, right)| ((*prefix).to_owned(), vec![*right])).collect();
     }
 }
 

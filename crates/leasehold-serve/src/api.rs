@@ -8,7 +8,7 @@ pub(crate) mod holds;
 mod locks;
 mod store;
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, State};
@@ -55,8 +55,8 @@ pub(crate) fn router(app: Arc<App>, pages: Router<Arc<App>>) -> Router {
             )
         })
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .layer(from_fn_with_state(app.clone(), admit))
         .layer(from_fn(trace))
+        .layer(from_fn_with_state(app.clone(), admit))
         .with_state(app)
 }
 
@@ -128,9 +128,11 @@ fn problem(description: &str) -> Response {
     ResponseBuilder::new().description(description).content("application/problem+json", content).build()
 }
 
+/// The description as JSON. Created once, because that takes a while.
+static DESCRIPTION: LazyLock<String> = LazyLock::new(|| Description::openapi().to_json().unwrap_or_default());
+
 async fn openapi() -> impl IntoResponse {
-    let text = Description::openapi().to_json().unwrap_or_default();
-    ([(header::CONTENT_TYPE, "application/json")], text)
+    ([(header::CONTENT_TYPE, "application/json")], DESCRIPTION.as_str())
 }
 
 #[cfg(test)]

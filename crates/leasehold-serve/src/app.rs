@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use leasehold::clock::{Deadline, Moment};
@@ -16,15 +16,17 @@ use leasehold::{LockName, Locker};
 use tokio_util::sync::CancellationToken;
 
 use crate::access::{Access, Caller, Hosts, Right, is_seal, seal};
-use crate::audit::Audit;
+use crate::audit::{self, Audit};
 use crate::examiner::Examiner;
 use crate::feed::{Feed, FeedEvent};
+use crate::grants::Grants;
 use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::problem::Problem;
 use crate::readiness::Readiness;
 use crate::tls::{CertificateNames, Tls};
 use crate::waits::Waits;
+use crate::wrong_tokens::{DELAY, Peer, WrongTokens};
 
 /// How to serve a store.
 #[derive(Clone)]
@@ -86,6 +88,9 @@ pub(crate) struct App {
     pub(crate) limits: Arc<Limits>,
     pub(crate) waits: Arc<Waits>,
     pub(crate) feed: Arc<Feed>,
+    pub(crate) grants: Grants,
+    pub(crate) audit: Option<Audit>,
+    wrong_tokens: WrongTokens,
     pub(crate) metrics: Arc<Metrics>,
     /// Cancelled when the server stops, so that waiting requests get their response.
     pub(crate) stopping: CancellationToken,
@@ -94,7 +99,6 @@ pub(crate) struct App {
     pub(crate) readiness: Readiness,
     access: Access,
     hosts: Hosts,
-    audit: Option<Audit>,
     secret: Vec<u8>,
 }
 
@@ -108,6 +112,8 @@ impl App {
             Hosts::of(address, &settings.hosts, settings.access.needs_token(), settings.tls.is_some());
         Self {
             feed: Arc::new(Feed::new(&locker)),
+            grants: Grants::default(),
+            wrong_tokens: WrongTokens::default(),
             metrics,
             audit,
             locker,
@@ -137,13 +143,49 @@ impl App {
         self.access.refresh_keys(self.locker.store().env()).await;
     }
 
-    /// Reports `event`, which the request `arrival` has caused, to viewers and the audit log.
-    pub(crate) fn report(&self, mut event: FeedEvent, arrival: &Arrival) {
+    /// Reports `event`, which the request `arrival` has caused, to viewers and the audit log. They also get it if the
+    /// future is dropped.
+    pub(crate) async fn report(&self, mut event: FeedEvent, arrival: &Arrival) {
         event.at_us = self.now().wall_us();
-        if let Some(audit) = &self.audit {
-            audit.record(&event, arrival.caller.name());
-        }
+        let recorded = self.audit.as_ref().map(|audit| audit.record(&event, arrival.caller.name()));
         self.feed.publish(event);
+        if let Some(recorded) = recorded
+            && !recorded.await
+        {
+            self.metrics.not_audited();
+        }
+    }
+
+    /// Writes to the logs, at intervals, what they keep for later. Runs until it is dropped.
+    pub(crate) async fn flush_logs(&self) {
+        loop {
+            self.sleep(audit::FLUSH_INTERVAL).await;
+            self.wrong_tokens.log(self.now());
+            if let Some(audit) = &self.audit {
+                audit.flush().await;
+            }
+        }
+    }
+
+    /// Counts a request with a wrong token from `peer`. Waits before the response if there are too many.
+    pub(crate) async fn wrong_token(&self, peer: Option<Peer>) {
+        self.metrics.unauthorized("wrong");
+        let is_slow = peer.is_some_and(|Peer(address)| self.wrong_tokens.count(address, self.now()));
+        if is_slow {
+            tokio::select! {
+                () = self.sleep(DELAY) => {}
+                () = self.stopping.cancelled() => {}
+            }
+        }
+    }
+
+    /// Writes to the audit log that the request `arrival` was refused.
+    pub(crate) fn report_refused(&self, name: &LockName, reason: &str, arrival: &Arrival) {
+        if let Some(audit) = &self.audit {
+            let (now, reason) = (self.now(), Some(reason.to_owned()));
+            let event = FeedEvent { reason, at_us: now.wall_us(), ..FeedEvent::new("refused", name) };
+            audit.refused(&event, arrival.caller.name(), now);
+        }
     }
 
     pub(crate) async fn sleep(&self, pause: Duration) {
@@ -229,23 +271,21 @@ pub(crate) async fn admit(State(app): Shared, mut request: Request, next: Next) 
     let mut response = if PROBES.contains(&request.uri().path()) {
         next.run(request).await
     } else {
-        let headers = request.headers();
-        let certificate = request.extensions().get::<CertificateNames>();
-        let checked = match app.hosts.check(headers) {
-            Err(problem) => Err(problem),
-            // The pages of the dashboard ask for a token where they need one.
-            Ok(()) if is_dashboard(request.uri().path()) => {
-                Ok(app.access.browser(headers, certificate, &app.secret, at.wall_us()))
-            }
-            Ok(()) => app.access.caller(headers, certificate, app.locker.store().env()).await,
-        };
-        match checked {
-            Ok(caller) => {
-                request.extensions_mut().insert(Arrival { at, caller });
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let extensions = request.extensions();
+        let (certificate, peer) = (extensions.get::<CertificateNames>(), extensions.get::<Peer>().copied());
+        let checked = arrived(&app, at, &path, request.headers(), certificate, peer).await;
+        let principal = checked.as_ref().ok().map(|arrival| arrival.caller.name().to_owned());
+        let response = match checked {
+            Ok(arrival) => {
+                request.extensions_mut().insert(arrival);
                 next.run(request).await
             }
             Err(problem) => problem.into_response(),
-        }
+        };
+        let (status, took) = (response.status().as_u16(), app.now().shortest_since(at));
+        tracing::debug!(principal, status, ?took, "{method} {path}");
+        response
     };
     let headers = response.headers_mut();
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
@@ -253,13 +293,56 @@ pub(crate) async fn admit(State(app): Shared, mut request: Request, next: Next) 
     response
 }
 
+async fn arrived(
+    app: &App,
+    at: Moment,
+    path: &str,
+    headers: &HeaderMap,
+    certificate: Option<&CertificateNames>,
+    peer: Option<Peer>,
+) -> Result<Arrival, Problem> {
+    app.hosts.check(headers)?;
+    // The pages of the dashboard ask for a token where they need one.
+    if is_dashboard(path) {
+        return Ok(Arrival {
+            at,
+            caller: app.access.browser(headers, certificate, &app.secret, at.wall_us()),
+        });
+    }
+    let caller = app.access.caller(headers, certificate, app.locker.store().env()).await;
+    if caller.as_ref().is_err_and(|problem| problem.status() == StatusCode::UNAUTHORIZED) {
+        match headers.contains_key(header::AUTHORIZATION) {
+            true => app.wrong_token(peer).await,
+            false => app.metrics.unauthorized("missing"),
+        }
+    }
+    Ok(Arrival { at, caller: caller? })
+}
+
 fn is_dashboard(path: &str) -> bool {
     path == "/" || path == "/ui" || path.starts_with("/ui/")
 }
 
 #[cfg(test)]
+impl App {
+    /// Creates the state of a server on the locks of `locker`, for tests.
+    pub(crate) fn on(locker: &Locker, audit: Option<Audit>) -> Arc<Self> {
+        let address = SocketAddr::from(([127, 0, 0, 1], 7420));
+        let settings = Settings::new(address, Access::local("operator"), b"secret".to_vec());
+        Arc::new(Self::new(locker.clone(), settings, address, audit))
+    }
+
+    /// Returns the arrival of a request without a token, or of the operator.
+    pub(crate) async fn arrival(&self, is_operator: bool) -> Arrival {
+        let bearer = (header::AUTHORIZATION, HeaderValue::from_static("Bearer operator"));
+        let headers = HeaderMap::from_iter([bearer].into_iter().filter(|_| is_operator));
+        let env = self.locker.store().env();
+        Arrival { at: self.now(), caller: self.access.caller(&headers, None, env).await.unwrap() }
+    }
+}
+
+#[cfg(test)]
 mod tests {
-    use axum::http::HeaderMap;
     use leasehold::env::Env;
 
     use super::*;

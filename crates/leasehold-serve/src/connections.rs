@@ -21,6 +21,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use crate::tls::{CertificateNames, Tls};
+use crate::wrong_tokens::Peer;
 
 /// Maximum number of open connections. Each request that waits has one.
 const MAX_CONNECTIONS: u32 = 12_000;
@@ -61,8 +62,8 @@ impl Connections {
                 // Acquire a permit first, so that further connections wait in the listener's queue.
                 let Ok(permit) = room.clone().acquire_owned().await else { return };
                 match listener.accept().await {
-                    Ok((stream, _)) => {
-                        tokio::spawn(self.clone().connection(stream, permit));
+                    Ok((stream, peer)) => {
+                        tokio::spawn(self.clone().connection(stream, Peer(peer.ip()), permit));
                     }
                     Err(error) if is_of_one_client(&error) => {}
                     Err(error) => {
@@ -83,8 +84,8 @@ impl Connections {
     }
 
     /// Serves the requests of one connection.
-    async fn connection(self, stream: TcpStream, _permit: OwnedSemaphorePermit) {
-        let Some(tls) = &self.tls else { return self.requests(stream, None).await };
+    async fn connection(self, stream: TcpStream, peer: Peer, _permit: OwnedSemaphorePermit) {
+        let Some(tls) = &self.tls else { return self.requests(stream, peer, None).await };
         let tls = tls.clone();
         let handshake = async {
             let config = tokio::task::spawn_blocking(move || tls.config()).await.ok()?;
@@ -98,13 +99,19 @@ impl Connections {
         let Some(stream) = stream else { return };
         let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
         let names = certificate.map(CertificateNames::of);
-        self.requests(stream, names).await;
+        self.requests(stream, peer, names).await;
     }
 
-    async fn requests(&self, stream: impl AsyncRead + AsyncWrite + Unpin, names: Option<CertificateNames>) {
+    async fn requests(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin,
+        peer: Peer,
+        names: Option<CertificateNames>,
+    ) {
         let router = TowerToHyperService::new(self.router.clone());
         let service = service_fn(move |request: hyper::Request<Incoming>| {
             let mut request: Request = request.map(Body::new);
+            request.extensions_mut().insert(peer);
             if let Some(names) = &names {
                 request.extensions_mut().insert(names.clone());
             }

@@ -202,7 +202,11 @@ impl Feed {
             && self.viewers() > 0
             && let Ok(name) = LockName::new(&event.lock)
         {
-            self.known().changed(name, self.locker.store().env().now());
+            let mut known = self.known();
+            // The lock that was lost may have no record any more.
+            if event.kind != "lost" || known.watches(&name) {
+                known.changed(name, self.locker.store().env().now());
+            }
         }
         let mut recent = self.recent();
         recent.last += 1;
@@ -398,6 +402,16 @@ mod tests {
 
     fn name(text: &str) -> LockName {
         LockName::new(text).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_loss_adds_no_lock_to_those_that_are_watched() {
+        let feed = feed().await;
+        let _viewer = feed.view(vec![String::new()], None);
+        feed.publish(FeedEvent::new("lost", &name("gone")));
+        feed.publish(FeedEvent::new("acquired", &name("new")));
+        let known = feed.known();
+        assert!(!known.watches(&name("gone")) && known.watches(&name("new")));
     }
 
     #[tokio::test]

@@ -10,7 +10,10 @@
 //! - `connections`, `tls`: how requests arrive.
 //! - `trace`: the span of a request, and its parent from `traceparent` (feature `otlp`).
 //! - `ui`: the dashboard.
-//! - `app`: the state that all routes share. `feed`: the events for viewers. `examiner`: the doctor, for the dashboard.
+//! - `app`: the state that all routes share. `feed`: the events for viewers. `audit`: the audit log. `grants`: the
+//!   grants that the server has seen. `limits`, `rates`, `wrong_tokens`: how much a caller may do.
+//!   `examiner`: the doctor, for the
+//!   dashboard.
 
 mod access;
 mod api;
@@ -20,9 +23,11 @@ mod body;
 mod connections;
 mod examiner;
 mod feed;
+mod grants;
 mod limits;
 mod metrics;
 mod problem;
+mod rates;
 mod readiness;
 mod server;
 mod tls;
@@ -30,6 +35,7 @@ mod trace;
 mod ui;
 mod view;
 mod waits;
+mod wrong_tokens;
 
 pub use self::access::{Access, InvalidAccess};
 pub use self::app::{Dashboard, Settings};

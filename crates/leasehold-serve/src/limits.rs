@@ -9,6 +9,7 @@ use leasehold::LockName;
 use leasehold::clock::Moment;
 
 use crate::problem::Problem;
+use crate::rates::Rates;
 
 /// How many requests may wait for locks at the same time.
 const MAX_WAITERS: usize = 10_000;
@@ -16,21 +17,17 @@ const MAX_WAITERS: usize = 10_000;
 const MAX_WAITERS_PER_LOCK: usize = 1_000;
 /// How many new requests a principal may send per second.
 const RATE: f64 = 50.0;
-/// How many principals are remembered before idle ones are forgotten.
-const MAX_PRINCIPALS: usize = 10_000;
+/// How many requests of a principal may name a hold or a claim that the server does not know and the store does not
+/// have, per second and at once. Such a request costs the store up to two requests.
+const FAILURE_RATE: f64 = 10.0;
+const FAILURE_BURST: f64 = 200.0;
 
 /// The waiting requests, and the recent request rate of each principal.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Limits {
     waiting: Mutex<HashMap<LockName, usize>>,
-    rates: Mutex<HashMap<String, Bucket>>,
-}
-
-/// How many more requests a principal may send at once.
-#[derive(Clone, Copy, Debug)]
-struct Bucket {
-    left: f64,
-    at: Moment,
+    rates: Rates<String>,
+    failures: Rates<String>,
 }
 
 /// A request that waits for a lock. Dropping it makes room for another one.
@@ -68,35 +65,47 @@ impl Limits {
 
     /// Counts a new request of `principal` at `now`.
     pub(crate) fn admit(&self, principal: &str, now: Moment) -> Result<(), Problem> {
-        let mut rates = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
-        if rates.len() >= MAX_PRINCIPALS {
-            rates.retain(|_, bucket| bucket.at(now).left < RATE);
+        if self.rates.take(principal.to_owned(), now) {
+            return Ok(());
         }
-        let bucket = rates.entry(principal.to_owned()).or_insert(Bucket { left: RATE, at: now });
-        *bucket = bucket.at(now);
-        if bucket.left < 1.0 {
-            let detail = format!("more than {RATE} new requests per second");
-            return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-requests", detail)
-                .with_help(
-                    "renewals and releases are not limited; send one request that waits instead of polling",
-                )
-                .retry_after(Duration::from_secs(1)));
+        let detail = format!("more than {RATE} new requests per second");
+        Err(too_many_requests(detail).with_help(
+            "renewals and releases of valid tickets are not limited; send one request that waits instead of polling",
+        ))
+    }
+
+    /// Counts a request of `principal` that will probably fail, because the server does not know the hold or the claim
+    /// that it names. If it does not fail, call [`succeeded`](Self::succeeded).
+    pub(crate) fn attempt(&self, principal: &str, now: Moment) -> Result<(), Problem> {
+        if self.failures.take(principal.to_owned(), now) {
+            return Ok(());
         }
-        bucket.left -= 1.0;
-        Ok(())
+        let detail = format!(
+            "more than {FAILURE_RATE} requests per second name a hold or a claim that does not exist"
+        );
+        Err(too_many_requests(detail)
+            .with_help("a hold that was lost stays lost: do not renew or release it again"))
+    }
+
+    /// Does not count an [`attempt`](Self::attempt) that has not failed.
+    pub(crate) fn succeeded(&self, principal: &str) {
+        self.failures.give_back(&principal.to_owned());
     }
 }
 
-impl Bucket {
-    /// Returns the bucket at `now`, the arrival of a request. Requests may be counted out of order, so `now` may be
-    /// earlier than the time of the bucket.
-    fn at(self, now: Moment) -> Self {
-        let passed = now.shortest_since(self.at);
-        if passed.is_zero() {
-            return self;
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            waiting: Mutex::default(),
+            rates: Rates::new(RATE, RATE),
+            failures: Rates::new(FAILURE_RATE, FAILURE_BURST),
         }
-        Self { left: (self.left + passed.as_secs_f64() * RATE).min(RATE), at: now }
     }
+}
+
+fn too_many_requests(detail: String) -> Problem {
+    Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-requests", detail)
+        .retry_after(Duration::from_secs(1))
 }
 
 impl Drop for Waiting {
@@ -139,25 +148,15 @@ mod tests {
     }
 
     #[test]
-    fn each_principal_has_its_own_rate() {
-        let (limits, second) = (Limits::default(), 1_000_000_000);
-        let at = |seconds: u64| Moment::from_raw(seconds * second, (seconds * second).cast_signed());
-        for _ in 0..50 {
-            limits.admit("a", at(1)).unwrap();
-        }
-        assert_eq!(limits.admit("a", at(1)).unwrap_err().word(), "too-many-requests");
-        limits.admit("b", at(1)).unwrap();
-        limits.admit("a", at(2)).unwrap();
-    }
-
-    #[test]
-    fn a_request_that_arrived_earlier_refills_nothing() {
-        let (limits, second) = (Limits::default(), 1_000_000_000);
-        let at = |seconds: u64| Moment::from_raw(seconds * second, (seconds * second).cast_signed());
-        for _ in 0..50 {
-            limits.admit("a", at(9)).unwrap();
-        }
-        limits.admit("a", at(1)).unwrap_err();
-        limits.admit("a", at(9)).unwrap_err();
+    fn new_requests_and_failures_are_limited_separately() {
+        let (limits, at) = (Limits::default(), Moment::from_raw(1_000_000_000, 1_000_000_000));
+        let admitted = (0..1_000).filter(|_| limits.admit("a", at).is_ok()).count();
+        let failed = (0..1_000).filter(|_| limits.attempt("a", at).is_ok()).count();
+        assert_eq!((admitted, failed), (50, 200));
+        assert_eq!(limits.admit("a", at).unwrap_err().word(), "too-many-requests");
+        assert_eq!(limits.attempt("a", at).unwrap_err().word(), "too-many-requests");
+        assert!(limits.admit("b", at).is_ok() && limits.attempt("b", at).is_ok());
+        limits.succeeded("a");
+        assert!(limits.attempt("a", at).is_ok() && limits.attempt("a", at).is_err());
     }
 }

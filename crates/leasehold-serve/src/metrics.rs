@@ -41,7 +41,7 @@ const ACQUISITIONS: &[&str] =
     &["granted", "held", "key-spent", "too-many-requests", "too-many-waiters", "unsupported", "stopping"];
 
 /// The outcomes of renewals, in addition to those in `COMMON`.
-const RENEWALS: &[&str] = &["renewed", "lost"];
+const RENEWALS: &[&str] = &["renewed", "lost", "unknown", "too-many-requests"];
 
 /// The outcomes of both.
 const COMMON: &[&str] =
@@ -60,6 +60,9 @@ const OPERATIONS: &[Operation] = &[
 /// The reasons of losses.
 const REASONS: &[&str] = &["expired", "taken_over", "ended", "deleted", "renewed_elsewhere"];
 
+/// Why a request has no principal.
+const UNAUTHORIZED: &[&str] = &["missing", "wrong"];
+
 /// The metrics of the server.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -69,6 +72,8 @@ pub(crate) struct Metrics {
     renewals: Family<Outcome, Counter>,
     losses: Family<Reason, Counter>,
     evictions: Counter,
+    audit_failures: Counter,
+    unauthorized: Family<Reason, Counter>,
     waiters: Gauge,
     viewers: Gauge,
     store_requests: Family<Request, Counter>,
@@ -96,6 +101,8 @@ impl Metrics {
             renewals: Family::default(),
             losses: Family::default(),
             evictions: Counter::default(),
+            audit_failures: Counter::default(),
+            unauthorized: Family::default(),
             waiters: Gauge::default(),
             viewers: Gauge::default(),
             store_requests: Family::default(),
@@ -108,13 +115,17 @@ impl Metrics {
         metrics.begin_at_zero();
         let Self { acquisitions, acquire_seconds, renewals, losses, evictions, waiters, viewers, .. } =
             &metrics;
-        let Self { store_requests, store_seconds, slack, .. } = &metrics;
+        let Self { store_requests, store_seconds, slack, audit_failures, unauthorized, .. } = &metrics;
         registry.register("acquisitions", "Requests for a lock, by outcome", acquisitions.clone());
         let help = "Time from a request for a lock to its grant";
         registry.register("acquire_duration_seconds", help, acquire_seconds.clone());
         registry.register("renewals", "Renewals, by outcome", renewals.clone());
         registry.register("losses", "Holds whose loss was reported, by reason", losses.clone());
         registry.register("evictions", "Grants that an operator has ended", evictions.clone());
+        let help = "Lines that were not written to the audit log in time";
+        registry.register("audit_failures", help, audit_failures.clone());
+        let help = "Requests without a token, or with a wrong one";
+        registry.register("unauthorized", help, unauthorized.clone());
         registry.register("waiters", "Requests that are waiting for a lock or for a change", waiters.clone());
         registry.register("viewers", "Open event streams", viewers.clone());
         registry.register("store_requests", "Requests to the store, by outcome", store_requests.clone());
@@ -149,6 +160,9 @@ impl Metrics {
                     .inc_by(0);
             }
         }
+        for reason in UNAUTHORIZED {
+            self.unauthorized.get_or_create(&Reason { reason: (*reason).to_owned() }).inc_by(0);
+        }
         for reason in REASONS {
             self.losses.get_or_create(&Reason { reason: (*reason).to_owned() }).inc_by(0);
         }
@@ -178,6 +192,16 @@ impl Metrics {
         self.evictions.inc();
     }
 
+    /// Counts a request without a principal, for one of the reasons in `UNAUTHORIZED`.
+    pub(crate) fn unauthorized(&self, reason: &str) {
+        self.unauthorized.get_or_create(&Reason { reason: reason.to_owned() }).inc();
+    }
+
+    /// Counts a line that was not written to the audit log in time.
+    pub(crate) fn not_audited(&self) {
+        self.audit_failures.inc();
+    }
+
     /// Returns all metrics as text, with the current numbers of waiters and viewers.
     pub(crate) fn text(&self, waiters: usize, viewers: usize) -> String {
         self.waiters.set(i64::try_from(waiters).unwrap_or(i64::MAX));
@@ -190,7 +214,7 @@ impl Metrics {
 }
 
 fn of<T>(outcome: &Result<T, Problem>, fine: &str) -> Outcome {
-    let outcome = outcome.as_ref().map_or_else(|problem| problem.word(), |_| fine);
+    let outcome = outcome.as_ref().map_or_else(|problem| problem.outcome(), |_| fine);
     Outcome { outcome: outcome.to_owned() }
 }
 
@@ -227,6 +251,8 @@ mod tests {
         metrics.renewed(&Ok(()), Some(0.95));
         metrics.lost("ended");
         metrics.evicted();
+        metrics.not_audited();
+        metrics.unauthorized("wrong");
         let text = metrics.text(2, 1);
         for line in [
             "leasehold_acquisitions_total{outcome=\"granted\"} 1",
@@ -237,6 +263,9 @@ mod tests {
             "leasehold_renewal_slack_ratio_count 1",
             "leasehold_losses_total{reason=\"ended\"} 1",
             "leasehold_evictions_total 1",
+            "leasehold_audit_failures_total 1",
+            "leasehold_unauthorized_total{reason=\"wrong\"} 1",
+            "leasehold_unauthorized_total{reason=\"missing\"} 0",
             "leasehold_waiters 2",
             "leasehold_viewers 1",
         ] {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use leasehold::{Error, ErrorKind, Loss, LossReason};
+use leasehold::{Error, ErrorKind, LockName, Loss, LossReason};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -35,6 +35,9 @@ pub(crate) struct Problem {
     /// lost.
     #[serde(skip_serializing_if = "Option::is_none")]
     token: Option<Option<u64>>,
+    /// The outcome in metrics, if it is not the kind.
+    #[serde(skip)]
+    outcome: Option<&'static str>,
     #[serde(skip)]
     headers: Vec<(HeaderName, HeaderValue)>,
 }
@@ -50,6 +53,7 @@ impl Problem {
             held: None,
             reason: None,
             token: None,
+            outcome: None,
             headers: Vec::new(),
         }
     }
@@ -85,12 +89,31 @@ impl Problem {
 
     /// Adds which grant was lost, and how.
     pub(crate) fn with_loss(mut self, loss: &Loss) -> Self {
-        self.reason = Some(loss.reason.as_str());
         self.token = Some(Some(loss.token.get()));
-        if let LossReason::TakenOver { by } = &loss.reason {
+        self.with_reason(&loss.reason)
+    }
+
+    /// Adds how a grant was lost.
+    fn with_reason(mut self, reason: &LossReason) -> Self {
+        self.reason = Some(reason.as_str());
+        if let LossReason::TakenOver { by } = reason {
             self.held = Some(Box::new(HolderView::of(by)));
         }
         self
+    }
+
+    /// Creates the problem for the loss of a grant that the store has made.
+    pub(crate) fn lost(loss: &Loss) -> Self {
+        Self::new(StatusCode::GONE, "lost", loss.to_string()).with_loss(loss)
+    }
+
+    /// Creates the problem for a ticket whose grant is not known. It may be forged, so its token is not repeated.
+    pub(crate) fn unknown_grant(name: &LockName, reason: &LossReason) -> Self {
+        let detail =
+            format!("lock `{name}` is not held with this ticket, and the store has no record of its grant");
+        let mut problem = Self::new(StatusCode::GONE, "lost", detail).with_reason(reason);
+        problem.outcome = Some("unknown");
+        problem
     }
 
     pub(crate) fn status(&self) -> StatusCode {
@@ -105,7 +128,12 @@ impl Problem {
         &self.help
     }
 
-    /// Returns the kind as one word for metrics, such as `held`.
+    /// Returns the outcome in metrics. By default, this is the kind.
+    pub(crate) fn outcome(&self) -> &str {
+        self.outcome.unwrap_or_else(|| self.word())
+    }
+
+    /// Returns the kind as one word, such as `held`.
     pub(crate) fn word(&self) -> &str {
         self.kind.trim_start_matches("urn:leasehold:")
     }

@@ -82,7 +82,7 @@ impl Server {
         let tls = settings.tls.clone();
         let audit = settings.audit.as_ref().map(|file| {
             let failed = |error| ServeError::new(format!("the audit log {}: {error}", file.display()));
-            Audit::open(file).map_err(failed)
+            Audit::open(file, locker.store().env()).map_err(failed)
         });
         let audit = audit.transpose()?;
         let listener = listen(wanted, "--listen").await?;
@@ -125,6 +125,11 @@ impl Server {
             let app = self.app.clone();
             async move { app.refresh_keys().await }
         });
+        let app = self.app.clone();
+        let flushing = tokio::spawn({
+            let app = app.clone();
+            async move { app.flush_logs().await }
+        });
         tokio::spawn({
             let stopping = stopping.clone();
             async move {
@@ -140,6 +145,10 @@ impl Server {
         let clock = self.app.locker.store().env().clock.clone();
         let router = api::router(self.app, pages.unwrap_or_default());
         Connections { router, tls: self.tls, clock, stopping }.serve(self.listener).await;
+        flushing.abort();
+        if let Some(audit) = &app.audit {
+            audit.flush().await;
+        }
         looking.abort();
         keys.abort();
         if let Some(metrics) = metrics {

@@ -7,10 +7,11 @@ use axum::response::Response;
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span, info_span};
 
-use crate::app::PROBES;
+use crate::app::{Arrival, PROBES};
 
-/// Handles a request in a span with the fields of OpenTelemetry's conventions for HTTP. The span ends when the head of
-/// the response is known.
+/// Handles a request that was admitted in a span with the fields of OpenTelemetry's conventions for HTTP. The span ends
+/// when the head of the response is known. Its parent is the span that `traceparent` names, if the caller has any rights.
+/// Otherwise everyone who can reach the server could decide what is sampled.
 ///
 /// The span contains the route, but not the path, which can be anything. Probes have no span, because there are many
 /// and they are all alike.
@@ -30,7 +31,9 @@ pub(crate) async fn trace(request: Request, next: Next) -> Response {
         http.route = route,
         http.response.status_code = Empty
     );
-    remote::set_parent(&span, request.headers());
+    if is_trusted(&request) {
+        remote::set_parent(&span, request.headers());
+    }
     let response = next.run(request).instrument(span.clone()).await;
     let status = response.status();
     span.record("http.response.status_code", status.as_u16());
@@ -38,6 +41,10 @@ pub(crate) async fn trace(request: Request, next: Next) -> Response {
         span.record("otel.status_code", "ERROR");
     }
     response
+}
+
+fn is_trusted(request: &Request) -> bool {
+    request.extensions().get::<Arrival>().is_some_and(|arrival| !arrival.caller.has_no_rights())
 }
 
 /// Returns the method as the conventions name it, so that a client cannot invent names.

@@ -194,6 +194,7 @@ cases! {
     one_of_many_racing_takeovers_succeeds
     a_counter_under_the_lock_is_exact_and_tokens_rise_with_it
     a_ticket_renews_and_releases
+    a_ticket_with_another_token_is_invalid
     a_detached_grant_is_a_grant_like_any_other
     a_hundred_tasks_share_a_lock
     dropping_a_guard_releases_its_lock

@@ -66,7 +66,8 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// if it refused the request.
     async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError>;
 
-    /// Renews `grant` and updates its deadline. Never takes the lock back from a later grant.
+    /// Renews `grant` and updates its deadline. Never takes the lock back from a later grant. A grant from a ticket is
+    /// the store's only if both its id and its token are, because anyone can write a ticket.
     ///
     /// Gives up at the grant's deadline. May be called again after an error, and after a call was dropped.
     ///

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock::{Deadline, Moment};
 use crate::env::Env;
 use crate::error::{Error, Fault};
-use crate::lease::{Grant, Secret, Token, Ttl, deadline, secret_of};
+use crate::lease::{Grant, PastGrant, Secret, Token, Ttl, deadline, secret_of};
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
@@ -90,6 +90,17 @@ impl Ticket {
     #[must_use]
     pub fn without_store(self) -> Self {
         Self { store: None, ..self }
+    }
+
+    /// Returns whether `other` is a ticket of the same grant. Their ttl and the URL of their store may differ.
+    pub fn is_of_same_grant(&self, other: &Self) -> bool {
+        (&self.lock, self.secret, self.token) == (&other.lock, other.secret, other.token)
+    }
+
+    /// Returns whether `past`, from the [history](crate::Status::history) of the ticket's lock, is the grant of this
+    /// ticket.
+    pub fn is_of(&self, past: &PastGrant) -> bool {
+        (self.secret.id(), self.token) == (past.grant, past.token)
     }
 
     /// Returns the grant that the ticket describes. It must be renewed before it counts as held.
@@ -179,6 +190,10 @@ impl FromStr for Ticket {
         let json = URL_SAFE_NO_PAD.decode(encoded).map_err(|_| flaw("it is damaged"))?;
         let ticket: Self = serde_json::from_slice(&json).map_err(|_| flaw("it is damaged"))?;
         Ttl::from_millis(ticket.ttl_ms).map_err(|_| flaw("its ttl is out of range"))?;
+        // No grant has this token. A release with it would withdraw a claim, for which no token is compared.
+        if ticket.token == Token::default() {
+            return Err(flaw("it has no token"));
+        }
         ticket
             .store
             .as_deref()
@@ -264,6 +279,28 @@ mod tests {
         ];
         assert!(errors.iter().all(|error| error.kind() == crate::ErrorKind::Invalid), "{errors:?}");
         assert_eq!(locker.release(&ticket).await.unwrap(), crate::Released::Released);
+    }
+
+    #[test]
+    fn a_ticket_without_a_token_is_refused() {
+        let forged = Ticket { token: Token::default(), ..ticket() }.to_string();
+        assert!(forged.parse::<Ticket>().unwrap_err().to_string().contains("no token"));
+    }
+
+    #[tokio::test]
+    async fn a_ticket_names_one_grant() {
+        let locker = crate::Locker::open("mem:").await.unwrap();
+        let ticket = locker.lock("x").acquire().await.unwrap().into_ticket().await.unwrap();
+        let with_token = |token: u64| Ticket { token: Token::new(token).unwrap(), ..ticket.clone() };
+        let (altered, forged) = (
+            with_token(ticket.token.get() + 1),
+            Ticket { secret: Secret::new(&Env::system()), ..ticket.clone() },
+        );
+        assert!(Ticket { ttl_ms: 1_000, ..ticket.clone() }.without_store().is_of_same_grant(&ticket));
+        assert!(!altered.is_of_same_grant(&ticket) && !forged.is_of_same_grant(&ticket));
+        locker.release(&ticket).await.unwrap();
+        let history = locker.inspect(ticket.name()).await.unwrap().history;
+        assert!(ticket.is_of(&history[0]) && !altered.is_of(&history[0]) && !forged.is_of(&history[0]));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use leasehold::lease::Id;
 use leasehold::random::Random;
 use leasehold_serve::{Access, Dashboard, ServeError, Server, Settings, Tls};
+use rustix::fs::{FileType, fstat};
 use serde_json::json;
 use tokio::runtime::Runtime;
 
@@ -43,11 +44,12 @@ pub(super) fn serve(context: &Context, args: ServeArgs, runtime: Runtime) -> Res
 
 async fn run(context: &Context, args: ServeArgs) -> Result<u8, Failure> {
     let store = context.store()?;
-    let operator = args.access.is_none().then(random_text);
-    let access = match (&args.access, &operator) {
-        (Some(file), _) => read_access(file)?,
-        (None, Some(operator)) => Access::local(operator),
-        (None, None) => return Err(Failure::usage("--access is missing")),
+    let (access, operator) = match &args.access {
+        Some(file) => (read_access(file)?, None),
+        None => {
+            let operator = random_text();
+            (Access::local(&operator), Some(operator))
+        }
     };
     let secret = match &args.secret_file {
         Some(file) => read_secret(file)?,
@@ -79,6 +81,11 @@ async fn run(context: &Context, args: ServeArgs) -> Result<u8, Failure> {
     let server = Server::bind(locker, settings).await?;
     let address = format!("{scheme}://{}", server.address());
     let metrics = server.metrics_address().map(|address| format!("http://{address}/metrics"));
+    if operator.is_some() && others_can_read_stdout() {
+        context.output.warning(
+            "other users can read the file that stdout is written to, which has the token for evictions: use `umask 077`",
+        );
+    }
     if context.output.json {
         let line = json!({ "type": "serving", "address": address, "store": url, "operator_token": operator, "metrics": metrics });
         print(&format!("{line}\n"))?;
@@ -94,6 +101,13 @@ async fn run(context: &Context, args: ServeArgs) -> Result<u8, Failure> {
     };
     server.run(stop).await?;
     Ok(0)
+}
+
+/// Returns whether stdout is a file that other users can read.
+fn others_can_read_stdout() -> bool {
+    fstat(std::io::stdout()).is_ok_and(|found| {
+        FileType::from_raw_mode(found.st_mode) == FileType::RegularFile && found.st_mode & 0o077 != 0
+    })
 }
 
 /// Returns 128 random bits as text.

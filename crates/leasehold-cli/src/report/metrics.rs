@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use leasehold::LockName;
 use leasehold::clock::{Clock as _, SystemClock};
 
-use super::{Report, check, replace};
+use super::{Kind, Report, check, replace};
 use crate::exit::Failure;
 
-/// The content of the file, as error messages name it.
-const WHAT: &str = "metrics";
+/// The folder of the metrics is often one to which several users write.
+pub(super) const METRICS: Kind = Kind { what: "metrics", may_be_link: false };
 const SUCCESS: &str = "leasehold_last_success_timestamp_seconds";
 
 /// The file to which the metrics are written.
@@ -25,7 +25,7 @@ pub(crate) struct MetricsFile {
 impl MetricsFile {
     /// Checks that the metrics can be written.
     pub(crate) fn new(file: PathBuf, lock: LockName) -> Result<Self, Failure> {
-        check(&file, WHAT)?;
+        check(&file, &METRICS)?;
         Ok(Self { file, lock })
     }
 
@@ -34,7 +34,7 @@ impl MetricsFile {
         let now = seconds(SystemClock.now().wall_us() / 1_000);
         let succeeded = report.outcome == "exited" && report.exit_code == 0;
         let success = if succeeded { Some(now.clone()) } else { self.last_success() };
-        replace(&self.file, self.text(report, now, success).as_bytes(), WHAT)
+        replace(&self.file, self.text(report, now, success).as_bytes(), &METRICS)
     }
 
     fn label(&self) -> String {
@@ -44,6 +44,8 @@ impl MetricsFile {
 
     fn last_success(&self) -> Option<String> {
         let start = format!("{SUCCESS}{{lock=\"{}\"}} ", self.label());
+        // A pipe would have to be opened by a writer first.
+        self.file.symlink_metadata().ok().filter(std::fs::Metadata::is_file)?;
         let text = std::fs::read_to_string(&self.file).ok()?;
         let value = text.lines().find_map(|line| line.strip_prefix(&start))?;
         value.parse::<f64>().is_ok_and(f64::is_finite).then(|| value.to_owned())

@@ -1,6 +1,7 @@
 //! Who may do what.
 
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
@@ -10,7 +11,7 @@ use super::{Answer, Server, bearer, key_of};
 use crate::support::Sandbox;
 
 /// Returns the SHA-256 of `token`, computed by another program.
-fn digest(token: &str) -> String {
+pub(super) fn digest(token: &str) -> String {
     let mut program = Command::new("sha256sum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     program.stdin.take().unwrap().write_all(token.as_bytes()).unwrap();
     let output = program.wait_with_output().unwrap();
@@ -24,6 +25,12 @@ pub(super) fn with_access(
     rules: &[(&str, &str, &[&str])],
     arguments: &str,
 ) -> Server {
+    let file = file(sandbox, tokens, rules);
+    Server::start(sandbox, &format!("--access {} {arguments}", file.display()))
+}
+
+/// Writes an access file.
+pub(super) fn file(sandbox: &Sandbox, tokens: &[(&str, &str)], rules: &[(&str, &str, &[&str])]) -> PathBuf {
     let mut text = String::new();
     for (principal, token) in tokens {
         text += &format!("[[token]]\nprincipal = \"{principal}\"\nsha256 = \"{}\"\n", digest(token));
@@ -31,8 +38,7 @@ pub(super) fn with_access(
     for (principal, prefix, allow) in rules {
         text += &format!("[[rule]]\nprincipal = \"{principal}\"\nprefix = \"{prefix}\"\nallow = {allow:?}\n");
     }
-    let file = sandbox.write("access.toml", &text);
-    Server::start(sandbox, &format!("--access {} {arguments}", file.display()))
+    sandbox.write("access.toml", &text)
 }
 
 /// Starts a server with the tokens `token-of-ci` and `token-of-ops`.
@@ -117,6 +123,34 @@ fn listening_beyond_this_machine_requires_protection() {
 }
 
 #[test]
+fn wrong_tokens_are_logged_counted_and_slowed() {
+    let sandbox = Sandbox::new();
+    let server = guarded(&sandbox, "--metrics 127.0.0.1:0");
+    let wrong = [("Authorization", &*bearer("token-of-nobody"))];
+    // More than may be answered at once. The last ones are slow, but a valid token is not.
+    let mut slow = Vec::new();
+    for number in 0..25 {
+        let stream = server.send("GET /v1/locks", &wrong, "");
+        match number {
+            0..20 => drop(Answer::read(stream).problem(401, "unauthorized")),
+            _ => slow.push(stream),
+        }
+    }
+    server.ask("GET /v1/locks", &[("Authorization", &*bearer("token-of-ci"))], "").expect(200);
+    server.get("/v1/locks").problem(401, "unauthorized");
+    for stream in slow {
+        Answer::read(stream).problem(401, "unauthorized");
+    }
+    let text = super::records::metrics(&server);
+    for line in ["{reason=\"wrong\"} 25", "{reason=\"missing\"} 1"] {
+        assert!(text.contains(&format!("leasehold_unauthorized_total{line}")), "{text}");
+    }
+    server.signal(Signal::TERM);
+    let log = server.end().expect(0).stderr;
+    assert!(log.contains("most_from=127.0.0.1") && !log.contains("token-of-nobody"), "{log}");
+}
+
+#[test]
 fn the_log_has_no_secrets() {
     let sandbox = Sandbox::new();
     let server = guarded(&sandbox, "-vv");
@@ -129,6 +163,11 @@ fn the_log_has_no_secrets() {
     server.signal(Signal::TERM);
     let ended = server.end().expect(0);
     let log = format!("{}{}", ended.stdout, ended.stderr);
+    for line in
+        ["POST /v1/holds principal=\"ci\" status=201", "POST /v1/holds/renew", "POST /v1/holds/release"]
+    {
+        assert!(log.contains(line), "{line}: {log}");
+    }
     for secret in [&*held.ticket(), "token-of-ci", super::SECRET, &*key_of("a")] {
         assert!(!log.contains(secret), "{secret}: {log}");
     }

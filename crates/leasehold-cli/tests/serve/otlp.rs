@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, channel};
 use rustix::process::Signal;
 use serde_json::json;
 
-use super::{Server, key_of};
+use super::{Server, bearer, key_of};
 use crate::support::{Outcome, Sandbox};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -269,6 +269,34 @@ fn a_caller_that_is_not_sampled_has_no_spans() {
     acquire(&server, "x", &[("traceparent", &format!("00-{TRACE}-{PARENT}-00"))], "0s");
     ended(server);
     assert!(collector.spans().is_empty());
+}
+
+#[test]
+fn a_stranger_does_not_decide_what_is_sampled() {
+    let (sandbox, collector) = (Sandbox::new(), Collector::start(true));
+    let rules: [(&str, &str, &[&str]); 1] = [("ci", "", &["read"])];
+    let access = super::access::file(&sandbox, &[("ci", "token-of-ci"), ("none", "token-of-none")], &rules);
+    let endpoint = [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url.as_str()),
+        ("OTEL_BSP_SCHEDULE_DELAY", "600000"),
+        ("OTEL_TRACES_SAMPLER", "parentbased_always_off"),
+    ];
+    let server = Server::start_in(&sandbox, &format!("--access {}", access.display()), endpoint.into_iter());
+    let parent = format!("00-{TRACE}-{PARENT}-01");
+    let ask = |line: &str, token: &str| {
+        let token = bearer(token);
+        server.ask(line, &[("traceparent", &*parent), ("Authorization", &*token)], "")
+    };
+    ask("GET /v1/locks", "wrong").expect(401);
+    ask("GET /v1/locks", "token-of-none").expect(403);
+    server.ask("GET /ui/sign-in", &[("traceparent", &*parent)], "").expect(200);
+    ask("GET /v1/locks/x", "token-of-ci").expect(200);
+    ended(server);
+    let spans = collector.spans();
+    let names: Vec<_> =
+        spans.iter().filter(|span| span.kind == SERVER).map(|span| span.name.as_str()).collect();
+    assert_eq!(names, ["GET /v1/locks/{*name}"], "{spans:#?}");
+    assert!(spans.iter().all(|span| span.trace == TRACE), "{spans:#?}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{Server, bearer, key_of};
 use crate::support::Sandbox;
 
-fn metrics(server: &Server) -> String {
+pub(super) fn metrics(server: &Server) -> String {
     let mut stream = TcpStream::connect(&server.metrics).unwrap();
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
     let mut text = String::new();
@@ -33,10 +33,12 @@ fn the_audit_log_has_who_did_what_and_no_secrets() {
     let told: Vec<_> = lines.iter().map(|line| (line["type"].as_str(), line["principal"].as_str())).collect();
     assert_eq!(
         told,
-        [("acquired", "anonymous"), ("evicted", "operator"), ("lost", "anonymous")]
+        [("acquired", "anonymous"), ("evicting", "operator"), ("evicted", "operator"), ("lost", "anonymous")]
             .map(|(a, b)| (Some(a), Some(b)))
     );
-    assert_eq!((&lines[1]["reason"], &lines[1]["token"]), (&json!("it hangs"), &held.body["token"]));
+    for line in &lines[1..3] {
+        assert_eq!((&line["reason"], &line["token"]), (&json!("it hangs"), &held.body["token"]));
+    }
     assert_eq!((&lines[0]["previous"], lines[1]["previous"].as_str().unwrap().len()), (&json!(""), 64));
     for secret in [&*held.ticket(), &*server.operator, &*key_of("a"), super::SECRET] {
         assert!(!text.contains(secret), "{text}");
@@ -45,6 +47,29 @@ fn the_audit_log_has_who_did_what_and_no_secrets() {
     let refused =
         sandbox.run(&format!("serve --listen 127.0.0.1:0 --audit {}", folder.display())).expect(125);
     assert!(refused.stderr.contains("missing/audit.jsonl"), "{refused:?}");
+}
+
+#[test]
+fn servers_share_one_audit_log_and_follow_its_renaming() {
+    let sandbox = Sandbox::new();
+    let file = sandbox.path("audit.jsonl");
+    let arguments = format!("--audit {}", file.display());
+    let servers = [Server::start(&sandbox, &arguments), Server::start(&sandbox, &arguments)];
+    let acquire = |number: usize| {
+        servers[number % 2].acquire(&format!("lock-{number}"), "a").expect(201);
+    };
+    (0..4).for_each(acquire);
+    let old = sandbox.path("audit.jsonl.1");
+    std::fs::rename(&file, &old).unwrap();
+    (4..8).for_each(acquire);
+    let texts = [sandbox.read("audit.jsonl.1"), sandbox.read("audit.jsonl")];
+    assert_eq!(texts.each_ref().map(|text| text.lines().count()), [4, 4]);
+    let mut before = String::new();
+    for line in texts.iter().flat_map(|text| text.lines()) {
+        let parsed: Value = serde_json::from_str(line).unwrap();
+        assert_eq!(parsed["previous"], before, "{texts:?}");
+        before = super::access::digest(line);
+    }
 }
 
 /// A client that waits sends its request again to take the grant.

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
-use leasehold::{Evicted, Eviction, LockName, Token};
+use leasehold::{Evicted, Eviction, LockName, State as LockState, Token};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -53,7 +53,10 @@ pub(crate) async fn evict(
     Payload(request): Payload<EvictRequest>,
 ) -> Result<Json<EvictedAnswer>, Problem> {
     let name = lock_name(&request.lock)?;
-    arrival.require(Right::Evict, &name)?;
+    if let Err(problem) = arrival.require(Right::Evict, &name) {
+        app.report_refused(&name, problem.word(), &arrival);
+        return Err(problem);
+    }
     let token = token_to_match(&headers)?;
     match end_grant(&app, &arrival, &name, token, &request.reason).await? {
         Outcome::Evicted => {
@@ -88,22 +91,72 @@ pub(crate) async fn end_grant(
         return Err(Problem::invalid(format!("`reason` must have 1 to {MAX_REASON} characters")));
     }
     app.limits.admit(arrival.caller.name(), arrival.at)?;
+    let event = |kind| FeedEvent {
+        token: Some(token.get()),
+        by: Some(arrival.caller.name().to_owned()),
+        reason: Some(reason.to_owned()),
+        ..FeedEvent::new(kind, name)
+    };
+    if let Some(audit) = &app.audit {
+        // Read the lock first, so that the log does not fill with evictions that change nothing.
+        let status = app.locker.inspect(name).await?;
+        let (LockState::Held(held) | LockState::Lapsed(held)) = &status.state else {
+            return Ok(Outcome::Changed(Box::new(LockDetail::of(&status))));
+        };
+        if held.token != Some(token) {
+            return Ok(Outcome::Changed(Box::new(LockDetail::of(&status))));
+        }
+        let intended = FeedEvent { at_us: app.now().wall_us(), ..event("evicting") };
+        audit.require(&intended, arrival.caller.name()).await?;
+    }
     let why = Eviction::new(arrival.caller.name(), reason);
     match app.locker.evict_for(name, token, &why).await? {
         Evicted::Evicted => {
-            let event = FeedEvent {
-                token: Some(token.get()),
-                by: Some(arrival.caller.name().to_owned()),
-                reason: Some(reason.to_owned()),
-                ..FeedEvent::new("evicted", name)
-            };
             app.metrics.evicted();
-            app.report(event, arrival);
+            app.report(event("evicted"), arrival).await;
             Ok(Outcome::Evicted)
         }
         Evicted::Changed => {
             let now = LockDetail::of(&app.locker.inspect(name).await?);
             Ok(Outcome::Changed(Box::new(now)))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use leasehold::Locker;
+    use leasehold::env::Env;
+
+    use super::*;
+    use crate::audit::Audit;
+
+    #[tokio::test]
+    async fn an_eviction_that_cannot_be_recorded_is_not_done() {
+        let (locker, root) = (Locker::open("mem:").await.unwrap(), tempfile::tempdir().unwrap());
+        let (logs, moved) = (root.path().join("logs"), root.path().join("moved"));
+        fs::create_dir(&logs).unwrap();
+        let audit = Audit::open(&logs.join("audit.jsonl"), &Env::system()).unwrap();
+        let app = App::on(&locker, Some(audit));
+        let ticket = locker.lock("a").acquire().await.unwrap().into_ticket().await.unwrap();
+        let (operator, name) = (app.arrival(true).await, ticket.name().clone());
+        let evict = async |token| end_grant(&app, &operator, &name, token, "it hangs").await;
+        let other = Token::new(ticket.token().get() + 1).unwrap();
+        assert!(matches!(evict(other).await, Ok(Outcome::Changed(_))));
+
+        fs::rename(&logs, &moved).unwrap();
+        assert_eq!(evict(ticket.token()).await.err().unwrap().word(), "not-audited");
+        assert!(locker.renew(&ticket).await.is_ok(), "the holder was evicted");
+        let ready = crate::api::health::readyz(State(app.clone())).await;
+        assert_eq!(ready.err().unwrap().word(), "unready");
+
+        fs::rename(&moved, &logs).unwrap();
+        assert!(crate::api::health::readyz(State(app.clone())).await.is_ok());
+        assert!(matches!(evict(ticket.token()).await, Ok(Outcome::Evicted)));
+        let text = fs::read_to_string(logs.join("audit.jsonl")).unwrap();
+        let kinds: Vec<_> = text.lines().filter_map(|line| line.split('"').nth(3)).collect();
+        assert_eq!(kinds, ["missing", "evicting", "evicted"]);
     }
 }

@@ -12,7 +12,7 @@ pub(crate) async fn healthz() -> StatusCode {
     StatusCode::NO_CONTENT
 }
 
-/// Reports whether the server is ready: it is not stopping, and the store responds.
+/// Reports whether the server is ready: it is not stopping, the store responds, and the audit log can be written.
 #[utoipa::path(get, path = "/readyz", responses((status = 204), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn readyz(State(app): Shared) -> Result<StatusCode, Problem> {
     let unready = |detail: String| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unready", detail);
@@ -20,5 +20,10 @@ pub(crate) async fn readyz(State(app): Shared) -> Result<StatusCode, Problem> {
         return Err(unready("this server is shutting down".to_owned()));
     }
     app.readiness.check(&app.locker).await.map_err(unready)?;
+    if let Some(audit) = &app.audit
+        && !audit.is_writable().await
+    {
+        return Err(unready("the audit log cannot be written".to_owned()));
+    }
     Ok(StatusCode::NO_CONTENT)
 }

@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::StatusCode;
-use leasehold::lease::{End, Secret};
-use leasehold::{LockName, Loss, LossReason, Released, State as LockState, Ticket};
+use leasehold::lease::{End, PastGrant, Secret};
+use leasehold::{ErrorKind, LockName, Loss, LossReason, Released, State as LockState, Ticket};
 use tracing::Instrument as _;
 
 use self::acquire::claim_secret;
@@ -23,6 +22,7 @@ use crate::access::Right;
 use crate::app::{App, Arrival, Shared};
 use crate::body::{Payload, duration, lock_name};
 use crate::feed::FeedEvent;
+use crate::grants::Fate;
 use crate::problem::Problem;
 use crate::trace;
 use crate::view::ms;
@@ -74,21 +74,19 @@ pub(crate) async fn renew_one(app: &App, arrival: &Arrival, text: &str) -> Resul
 
 /// Renews a hold. Also returns which fraction of the ttl was left when the store responded.
 async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<(Renewed, f64), Problem> {
-    let ticket = ticket(arrival, text)?;
-    let held = match app.locker.renew(&ticket).await {
+    let presented = Presented::parse(app, arrival, text)?;
+    let ticket = &presented.ticket;
+    let held = match app.locker.renew(ticket).await {
         Ok(held) => held,
-        Err(error) => {
-            if let Some(loss) = error.loss() {
-                report_loss(app, arrival, loss);
-            }
-            return Err(error.into());
-        }
+        Err(error) => return Err(presented.failed(error).await),
     };
+    app.grants.record(ticket, Fate::Held);
+    presented.not_counted();
     let now = app.now();
     let slack = held.deadline().remaining(now).as_secs_f64() / ticket.ttl().as_secs_f64();
     let renewed = Renewed {
         lock: ticket.name().to_string(),
-        token: token(app, &ticket),
+        token: token(app, ticket),
         valid_ms: ms(arrival.valid(held.deadline(), now)),
         ttl_ms: ms(ticket.ttl()),
     };
@@ -115,23 +113,24 @@ pub(crate) async fn release_one(
     text: &str,
     cooldown: Option<&str>,
 ) -> Result<ReleasedAnswer, Problem> {
-    let ticket = ticket(arrival, text)?;
+    let cooldown = cooldown.map(|cooldown| duration("cooldown", cooldown, MAX_COOLDOWN)).transpose()?;
+    let presented = Presented::parse(app, arrival, text)?;
+    let ticket = &presented.ticket;
     let released = match cooldown {
-        Some(cooldown) => {
-            let cooldown = duration("cooldown", cooldown, MAX_COOLDOWN)?;
-            app.locker.release_with_cooldown(&ticket, cooldown).await?
-        }
-        None => app.locker.release(&ticket).await?,
+        Some(cooldown) => app.locker.release_with_cooldown(ticket, cooldown).await,
+        None => app.locker.release(ticket).await,
     };
-    if released == Released::AlreadyLost && !was_released(app, &ticket).await? {
-        let loss = Loss::new(ticket.name().clone(), ticket.token(), LossReason::Ended);
-        report_loss(app, arrival, &loss);
-        return Err(lost(&ticket, LossReason::Ended));
+    let before = match released {
+        Ok(Released::Released) => false,
+        Ok(Released::AlreadyLost) if presented.was_released().await? => true,
+        Ok(Released::AlreadyLost) => return Err(presented.lost(&LossReason::Ended).await),
+        Err(error) => return Err(presented.failed(error).await),
+    };
+    app.grants.record(ticket, Fate::Released);
+    if !before {
+        presented.not_counted();
+        report(app, arrival, "released", ticket.name(), token(app, ticket)).await;
     }
-    if released == Released::Released {
-        report(app, arrival, "released", ticket.name(), token(app, &ticket));
-    }
-    let before = released == Released::AlreadyLost;
     Ok(ReleasedAnswer { lock: ticket.name().to_string(), released: true, before })
 }
 
@@ -152,11 +151,20 @@ pub(crate) async fn withdraw(
     let name = lock_name(&request.lock)?;
     arrival.require(Right::Acquire, &name)?;
     let secret = claim_secret(&request.claim)?;
-    if let Some(waited) = app.waits.withdraw(&name, secret.id()) {
+    let waited = app.waits.withdraw(&name, secret.id());
+    let is_known = waited.is_some();
+    if !is_known {
+        app.limits.attempt(arrival.caller.name(), arrival.at)?;
+    }
+    if let Some(waited) = waited {
         let late = end_late_hold(app.clone(), arrival.clone(), name.clone(), secret, waited);
         tokio::spawn(late.instrument(trace::waiting()));
     }
-    let released = end_claim(&app, &arrival, &name, secret).await?;
+    let ended = end_claim(&app, &arrival, &name, secret).await;
+    if !is_known && !matches!(ended, Ok(false)) {
+        app.limits.succeeded(arrival.caller.name());
+    }
+    let released = ended?;
     Ok(Json(WithdrawnAnswer { lock: name.to_string(), released }))
 }
 
@@ -172,15 +180,9 @@ async fn end_late_hold(app: Arc<App>, arrival: Arrival, name: LockName, secret: 
 async fn end_claim(app: &App, arrival: &Arrival, name: &LockName, secret: Secret) -> leasehold::Result<bool> {
     let released = app.locker.withdraw(name, secret).await? == Released::Released;
     if released {
-        report(app, arrival, "released", name, None);
+        report(app, arrival, "released", name, None).await;
     }
     Ok(released)
-}
-
-/// Returns whether an earlier request, whose response was lost, released the hold.
-async fn was_released(app: &App, ticket: &Ticket) -> Result<bool, Problem> {
-    let status = app.locker.inspect(ticket.name()).await?;
-    Ok(status.history.iter().any(|past| past.token == ticket.token() && past.end == End::Released))
 }
 
 /// Reports whether a hold is still valid, without renewing it.
@@ -193,52 +195,133 @@ pub(crate) async fn check(
     arrival: Arrival,
     Payload(request): Payload<TicketRequest>,
 ) -> Result<Json<Checked>, Problem> {
-    let ticket = ticket(&arrival, &request.ticket)?;
+    let ticket: Ticket = request.ticket.parse()?;
+    arrival.require(Right::Acquire, ticket.name())?;
     app.limits.admit(arrival.caller.name(), arrival.at)?;
     app.locker.url().map_or(Ok(()), |url| ticket.check_store(url))?;
-    match app.locker.inspect(ticket.name()).await?.state {
+    let status = app.locker.inspect(ticket.name()).await?;
+    let reason = match status.state {
         LockState::Held(held) if held.token == Some(ticket.token()) && !held.in_cooldown => {
-            Ok(Json(Checked {
+            return Ok(Json(Checked {
                 lock: ticket.name().to_string(),
                 token: token(&app, &ticket),
                 lapses_within_ms: held.lapses_within.map(ms),
-            }))
+            }));
         }
-        LockState::Held(by) if !by.in_cooldown => Err(lost(&ticket, LossReason::TakenOver { by })),
+        LockState::Held(by) if !by.in_cooldown => LossReason::TakenOver { by },
         LockState::Lapsed(held) if held.token == Some(ticket.token()) => {
-            Err(lost(&ticket, LossReason::Expired { last_error: None }))
+            LossReason::Expired { last_error: None }
         }
-        _ => Err(lost(&ticket, LossReason::Ended)),
+        _ => LossReason::Ended,
+    };
+    let is_known = app.grants.fate(&ticket).is_some() || status.history.iter().any(|past| ticket.is_of(past));
+    if !is_known {
+        return Err(Problem::unknown_grant(ticket.name(), &reason));
+    }
+    Err(Problem::lost(&Loss::new(ticket.name().clone(), ticket.token(), reason)))
+}
+
+/// A ticket that a request uses. Anyone can write a ticket, so its content counts only when the store has confirmed it.
+struct Presented<'a> {
+    app: &'a App,
+    arrival: &'a Arrival,
+    ticket: Ticket,
+    /// Whether the request is counted as one that fails.
+    is_counted: bool,
+}
+
+impl<'a> Presented<'a> {
+    /// Parses the ticket in a request. Fails if the caller may not use it, or has sent too many invalid tickets.
+    fn parse(app: &'a App, arrival: &'a Arrival, text: &str) -> Result<Self, Problem> {
+        let attempt = || app.limits.attempt(arrival.caller.name(), arrival.at);
+        let ticket = match text.parse::<Ticket>() {
+            Ok(ticket) => ticket,
+            Err(error) => return Err(attempt().err().unwrap_or_else(|| error.into())),
+        };
+        if let Err(problem) = arrival.require(Right::Acquire, ticket.name()) {
+            attempt()?;
+            app.report_refused(ticket.name(), problem.word(), arrival);
+            return Err(problem);
+        }
+        // A hold that this server has seen is renewed, however many other requests of the caller fail.
+        let is_counted = app.grants.fate(&ticket) != Some(Fate::Held);
+        if is_counted {
+            attempt()?;
+        }
+        Ok(Self { app, arrival, ticket, is_counted })
+    }
+
+    /// Does not count the request as one that failed.
+    fn not_counted(&self) {
+        if self.is_counted {
+            self.app.limits.succeeded(self.arrival.caller.name());
+        }
+    }
+
+    /// Returns the problem for `error`, and reports a loss.
+    async fn failed(&self, error: leasehold::Error) -> Problem {
+        match error.loss() {
+            Some(loss) => self.lost(&loss.reason).await,
+            None => {
+                // The failure of the store is not the fault of the caller.
+                if error.kind() != ErrorKind::Invalid {
+                    self.not_counted();
+                }
+                error.into()
+            }
+        }
+    }
+
+    /// Returns the problem for the loss of the hold. Reports the loss once, if the server or the store knows the grant.
+    async fn lost(&self, reason: &LossReason) -> Problem {
+        let Self { app, arrival, ticket, .. } = self;
+        let fate = app.grants.fate(ticket);
+        // If the store does not respond, the ticket counts as one of an unknown grant.
+        if fate.is_none() && !self.is_past(|_| true).await.unwrap_or_default() {
+            app.report_refused(ticket.name(), "unknown-ticket", arrival);
+            return Problem::unknown_grant(ticket.name(), reason);
+        }
+        let loss = Loss::new(ticket.name().clone(), ticket.token(), reason.clone());
+        if fate != Some(Fate::Lost) {
+            app.grants.record(ticket, Fate::Lost);
+            app.metrics.lost(reason.as_str());
+            let (token, reason) = (token(app, ticket), Some(reason.as_str().to_owned()));
+            app.report(FeedEvent { token, reason, ..FeedEvent::new("lost", ticket.name()) }, arrival).await;
+        }
+        Problem::lost(&loss)
+    }
+
+    /// Returns whether an earlier request, whose response was lost, released the hold.
+    async fn was_released(&self) -> Result<bool, Problem> {
+        let is_known = self.app.grants.fate(&self.ticket) == Some(Fate::Released);
+        let is_past = match is_known {
+            true => Ok(true),
+            false => self.is_past(|past| past.end == End::Released).await,
+        };
+        is_past.map_err(|error| {
+            self.not_counted();
+            error.into()
+        })
+    }
+
+    /// Returns whether the history of the lock has the grant, with this property.
+    async fn is_past(&self, is: impl Fn(&PastGrant) -> bool) -> leasehold::Result<bool> {
+        let status = self.app.locker.inspect(self.ticket.name()).await?;
+        Ok(status.history.iter().any(|past| self.ticket.is_of(past) && is(past)))
     }
 }
 
-/// Parses the ticket in a request. Fails if its caller may not use it.
-fn ticket(arrival: &Arrival, text: &str) -> Result<Ticket, Problem> {
-    let ticket: Ticket = text.parse::<Ticket>()?;
-    arrival.require(Right::Acquire, ticket.name())?;
-    Ok(ticket)
-}
-
-fn lost(ticket: &Ticket, reason: LossReason) -> Problem {
-    let loss = Loss::new(ticket.name().clone(), ticket.token(), reason);
-    Problem::new(StatusCode::GONE, "lost", loss.to_string()).with_loss(&loss)
-}
-
-fn report(app: &App, arrival: &Arrival, kind: &'static str, name: &LockName, token: Option<u64>) {
+async fn report(app: &App, arrival: &Arrival, kind: &'static str, name: &LockName, token: Option<u64>) {
     let by = arrival.caller.principal.clone();
-    app.report(FeedEvent { token, by, ..FeedEvent::new(kind, name) }, arrival);
-}
-
-fn report_loss(app: &App, arrival: &Arrival, loss: &Loss) {
-    let reason = loss.reason.as_str();
-    app.metrics.lost(reason);
-    let (token, reason) = (Some(loss.token.get()), Some(reason.to_owned()));
-    app.report(FeedEvent { token, reason, ..FeedEvent::new("lost", &loss.name) }, arrival);
+    app.report(FeedEvent { token, by, ..FeedEvent::new(kind, name) }, arrival).await;
 }
 
 fn token(app: &App, ticket: &Ticket) -> Option<u64> {
     app.locker.capabilities().tokens.then(|| ticket.token().get())
 }
+
+#[cfg(test)]
+mod forged_tests;
 
 #[cfg(test)]
 mod tests {

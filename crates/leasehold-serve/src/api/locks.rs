@@ -35,11 +35,12 @@ pub(crate) struct ListQuery {
     /// Only locks whose names begin with this prefix.
     #[serde(default)]
     prefix: String,
-    /// Only locks in this state.
+    /// Only locks in this state. A page has the matching ones of `limit` locks, so it may be empty although there are
+    /// more pages.
     state: Option<StateView>,
     /// The value of `next` in the previous response.
     cursor: Option<String>,
-    /// Maximum number of locks, from 1 to 1,000. 100 if it is missing.
+    /// How many locks the server reads for this page, from 1 to 1,000. 100 if it is missing.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<usize>,
 }
@@ -57,7 +58,7 @@ pub(crate) struct Locks {
 /// Lists locks.
 #[utoipa::path(get, path = "/v1/locks", params(ListQuery), responses(
     (status = 200, body = Locks), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"),
-    (status = 429, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
+    (status = 403, body = Problem, content_type = "application/problem+json"), (status = 429, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn list(
     State(app): Shared,
     arrival: Arrival,
@@ -67,13 +68,19 @@ pub(crate) async fn list(
     if !(1..=MAX_LIMIT).contains(&limit) {
         return Err(Problem::invalid(format!("`limit` is not between 1 and {MAX_LIMIT}")));
     }
+    let prefixes = arrival.caller.require_readable(&query.prefix)?;
     app.limits.admit(arrival.caller.name(), arrival.at)?;
     let after = query.cursor.as_deref().unwrap_or_default();
-    let seen = |name: &LockName| name.as_str() > after && arrival.caller.may(Right::Read, name.as_str());
-    let names = app.locker.list(&query.prefix).try_filter(|name| std::future::ready(seen(name)));
-    let mut names: Vec<LockName> = names.try_collect().await?;
+    let mut names: Vec<LockName> = Vec::new();
+    for prefix in prefixes {
+        let listed = app.locker.list(&prefix).try_filter(|name| std::future::ready(name.as_str() > after));
+        names.extend(listed.try_collect::<Vec<_>>().await?);
+    }
     names.sort_unstable();
-    let (mut locks, mut unreadable, mut next) = (Vec::new(), Vec::new(), None);
+    let is_last = names.len() <= limit;
+    names.truncate(limit);
+    let next = names.last().filter(|_| !is_last).map(LockName::to_string);
+    let (mut locks, mut unreadable) = (Vec::new(), Vec::new());
     let mut statuses = stream::iter(names)
         .map(|name| {
             let app = &app;
@@ -84,26 +91,14 @@ pub(crate) async fn list(
         })
         .buffered(CONCURRENCY);
     while let Some((name, status)) = statuses.next().await {
-        let view = match status {
-            Ok(status) => LockView::of(&status),
-            Err(error) if is_of_record(&error) => {
-                unreadable.push(name.to_string());
-                continue;
-            }
+        match status {
+            Ok(status) => locks.push(LockView::of(&status)),
+            Err(error) if is_of_record(&error) => unreadable.push(name.to_string()),
             Err(error) => return Err(error.into()),
-        };
-        if query.state.is_some_and(|state| state != view.state) {
-            continue;
         }
-        if locks.len() == limit {
-            next = locks.last().map(|last: &LockView| last.lock.clone());
-            // The next page has those that follow.
-            unreadable.retain(|name| next.as_ref().is_none_or(|next| name <= next));
-            break;
-        }
-        locks.push(view);
     }
     drop(statuses);
+    locks.retain(|lock| query.state.is_none_or(|state| state == lock.state));
     Ok(Json(Locks { locks, unreadable, next }))
 }
 
@@ -150,5 +145,63 @@ pub(crate) async fn show(
             () = app.sleep(POLL_INTERVAL) => {}
             () = app.stopping.cancelled() => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold::Locker;
+
+    use super::*;
+    use crate::app::App;
+
+    fn query(text: &str) -> Parameters<ListQuery> {
+        Parameters(serde_json::from_str(text).unwrap())
+    }
+
+    /// Returns how many requests of this kind the store got.
+    fn requests(app: &App, operation: &str) -> usize {
+        let text = app.metrics.text(0, 0);
+        let line = format!("leasehold_store_requests_total{{operation=\"{operation}\",outcome=\"done\"}} ");
+        text.lines().find_map(|found| found.strip_prefix(&line)).unwrap().parse().unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_page_reads_no_more_locks_than_its_limit() {
+        let locker = Locker::open("mem:").await.unwrap();
+        for number in 0..10 {
+            locker.lock(format!("{number}")).acquire().await.unwrap().release().await.unwrap();
+        }
+        let app = App::on(&locker, None);
+        let page = async |text: &str| {
+            list(State(app.clone()), app.arrival(false).await, query(text)).await.ok().unwrap().0
+        };
+        let first = page(r#"{ "state": "held", "limit": 4 }"#).await;
+        assert!(first.locks.is_empty() && first.next.as_deref() == Some("3"), "{:?}", first.next);
+        assert_eq!(requests(&app, "inspect"), 4);
+        let last = page(r#"{ "state": "free", "limit": 4, "cursor": "7" }"#).await;
+        assert_eq!((last.locks.len(), last.next), (2, None));
+        assert_eq!(requests(&app, "inspect"), 6);
+    }
+
+    #[tokio::test]
+    async fn callers_list_only_what_they_may_read() {
+        let locker = Locker::open("mem:").await.unwrap();
+        for name in ["a/1", "b/1", "b/2", "c"] {
+            locker.lock(name).acquire().await.unwrap().release().await.unwrap();
+        }
+        let app = App::on(&locker, None);
+        let listed = async |rights: &[(&str, Right)]| {
+            let mut arrival = app.arrival(false).await;
+            arrival.caller.set_rights(rights);
+            let page = list(State(app.clone()), arrival, query("{}")).await;
+            page.map(|page| page.0.locks.into_iter().map(|lock| lock.lock).collect::<Vec<_>>())
+        };
+        for rights in [&[][..], &[("", Right::Acquire)]] {
+            assert_eq!(listed(rights).await.unwrap_err().word(), "forbidden");
+        }
+        assert_eq!((requests(&app, "list"), requests(&app, "inspect")), (0, 0));
+        assert_eq!(listed(&[("b/", Right::Read), ("a/", Right::Read)]).await.unwrap(), ["a/1", "b/1", "b/2"]);
+        assert_eq!(requests(&app, "inspect"), 3);
     }
 }

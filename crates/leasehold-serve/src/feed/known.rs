@@ -107,7 +107,12 @@ impl Known {
         *self = Self { interests: std::mem::take(&mut self.interests), ..Self::default() };
     }
 
-    /// Records that this server has changed the lock `name`.
+    /// Returns whether the lock `name` is watched.
+    pub(super) fn watches(&self, name: &LockName) -> bool {
+        self.locks.contains_key(name)
+    }
+
+    /// Records that this server has changed the lock `name`, which has a record.
     pub(super) fn changed(&mut self, name: LockName, now: Moment) {
         let is_wanted = self.interests.keys().any(|prefix| name.as_str().starts_with(&**prefix));
         let has_room = self.locks.len() < MAX_WATCHED || self.locks.contains_key(&name);

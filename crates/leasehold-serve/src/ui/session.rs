@@ -1,7 +1,7 @@
 //! Signing in: the user pastes a token once, and a cookie replaces it.
 
 use axum::extract::rejection::{FormRejection, QueryRejection};
-use axum::extract::{Form, Query, Request, State};
+use axum::extract::{Extension, Form, Query, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
@@ -14,6 +14,7 @@ use crate::access::{Access, SESSION_LIFETIME};
 use crate::app::{App, Arrival, Dashboard, Shared};
 use crate::body::Timely;
 use crate::problem::Problem;
+use crate::wrong_tokens::Peer;
 
 /// The path of the pages for which a session is valid.
 const PAGES: &str = "/ui/";
@@ -108,6 +109,7 @@ fn form_page(head: Head, to: &str, flaw: Option<&str>) -> Page {
 pub(super) async fn sign_in(
     State(app): Shared,
     arrival: Arrival,
+    peer: Option<Extension<Peer>>,
     headers: HeaderMap,
     Timely(form): Timely<Result<Form<SignIn>, FormRejection>>,
 ) -> Response {
@@ -123,6 +125,7 @@ pub(super) async fn sign_in(
     match app.open_session(form.token.trim()) {
         Some(cookie) => with_cookie(&headers, &cookie, PAGES, SESSION_LIFETIME.as_secs(), Redirect::to(to)),
         None => {
+            app.wrong_token(peer.map(|Extension(peer)| peer)).await;
             form_page(head, to, Some("This token is unknown. After a restart, the server prints a new one. Tokens of an issuer (OIDC) cannot be used here."))
                 .with_status(StatusCode::UNAUTHORIZED)
                 .into_response()

@@ -1,6 +1,6 @@
 //! Grants that are passed to another client.
 
-use leasehold::lease::{Grant, Released};
+use leasehold::lease::{Grant, Released, Token};
 
 use super::Harness;
 use super::client::{Client, LONG, name};
@@ -36,6 +36,24 @@ pub async fn a_ticket_renews_and_releases(harness: &dyn Harness) {
     two.lost(&mut from_ticket(&grant)).await;
     assert_eq!(two.release(&mut from_ticket(&grant)).await, Released::AlreadyLost);
     one.renewed(&mut next).await;
+}
+
+/// A ticket whose token was altered is not a ticket of the grant. It renews and releases nothing.
+pub async fn a_ticket_with_another_token_is_invalid(harness: &dyn Harness) {
+    let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
+    if !one.store.capabilities().tokens {
+        return;
+    }
+    let mut grant = one.granted(&name("lock"), LONG).await;
+    one.store.detach(&mut grant).await.unwrap();
+    // The token of a withdrawn claim is 0.
+    let others = [grant.token.get() - 1, grant.token.get() + 1].into_iter().filter(|token| *token > 0);
+    for token in others.map(|token| Token::new(token).unwrap()) {
+        let altered = || Grant { token, ..from_ticket(&grant) };
+        two.lost(&mut altered()).await;
+        assert_eq!(two.release(&mut altered()).await, Released::AlreadyLost);
+    }
+    two.renewed(&mut from_ticket(&grant)).await;
 }
 
 /// A detached grant is exclusive, lapses, and is renewed and released like any other.

@@ -64,4 +64,5 @@ flaws! {
     SpentIdIsGranted,
     RepetitionShortensTheLease,
     RenewalByTheTtlOfTheTicket,
+    TicketsTokenIgnored,
 }

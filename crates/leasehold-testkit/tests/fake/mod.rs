@@ -250,6 +250,13 @@ impl Store {
         row.history.insert(at, past);
     }
 
+    /// Returns whether `grant` holds the lock. A withdrawn claim has no token, nor has a row that a flaw brings back.
+    fn is_current(&self, row: &Row, grant: &Grant) -> bool {
+        let has_token = [grant.token.get(), row.token].contains(&0) || row.token == grant.token.get();
+        row.live.as_ref().is_some_and(|live| live.id == grant.id)
+            && (has_token || self.is(Flaw::TicketsTokenIgnored))
+    }
+
     fn loss(&self, row: Option<&Row>, grant: &Grant) -> Renewal {
         let reason = match row {
             None => LossReason::Deleted,
@@ -307,7 +314,7 @@ impl LeaseStore for Store {
             rows.entry(self.key(&grant.name)).or_default();
         }
         let Some(row) = rows.get_mut(&self.key(&grant.name)) else { return Ok(self.loss(None, grant)) };
-        let ours = row.live.as_ref().is_some_and(|live| live.id == grant.id);
+        let ours = self.is_current(row, grant);
         let takes = match self.0.flaw {
             Some(Flaw::RenewalTakesBack) => row.live.is_some(),
             Some(Flaw::RenewalUndoesEviction) => {
@@ -345,7 +352,7 @@ impl LeaseStore for Store {
             row.line.remove(ahead);
             self.0.woken.notify_waiters();
         }
-        let ours = row.live.as_ref().is_some_and(|live| live.id == grant.id);
+        let ours = self.is_current(row, grant);
         if !ours && !self.is(Flaw::ReleaseBlind) {
             return Ok(Released::AlreadyLost);
         }

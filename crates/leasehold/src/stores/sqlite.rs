@@ -244,7 +244,7 @@ impl LeaseStore for SqliteLeases {
         let (name, id, token) = (grant.name.clone(), grant.id, grant.token);
         let (valid, heartbeats) = (grant.deadline, Arc::clone(&self.heartbeats));
         let step = move |mut record: Option<Record>, machine: &Machine, now: Moment| match rules::hold_of(
-            record.as_mut(),
+            record.as_mut().filter(|record| rules::has_token(record, token)),
             id,
         ) {
             // The request waited for the file for so long that the guard was lost.
@@ -292,7 +292,7 @@ impl LeaseStore for SqliteLeases {
             // The grant stands for a withdrawn claim, which no longer waits.
             self.leave(&grant.name, grant.id).await?;
         }
-        let id = grant.id;
+        let (id, token) = (grant.id, grant.token);
         let asked_before = grant.memo.replace(Box::new(ReleaseRequest)).is_some();
         let heartbeats = Arc::clone(&self.heartbeats);
         let is_a_copys = move |mut record: Option<Record>| {
@@ -300,7 +300,7 @@ impl LeaseStore for SqliteLeases {
             hold.is_some_and(|hold| heartbeats.is_foreign(id, hold.renewed_ns))
         };
         let step = move |record: Option<Record>, machine: &Machine, now: Moment| match rules::release(
-            record.as_ref(),
+            record.as_ref().filter(|record| rules::has_token(record, token)),
             id,
             cooldown,
             machine,

@@ -15,6 +15,7 @@ use super::{report, token};
 use crate::access::Right;
 use crate::app::{App, Arrival, Shared};
 use crate::body::{Payload, duration, lock_name};
+use crate::grants::Fate;
 use crate::limits::Waiting;
 use crate::problem::Problem;
 use crate::trace;
@@ -116,7 +117,7 @@ async fn granted(
             Some(waiter) => {
                 let held = waited(app, &name, (waiter, counted), wait, claim.is_some()).await?;
                 // An earlier request with a shorter ttl waited for it.
-                if held.0.ttl() < ttl { hold(lock, request, id, Duration::ZERO).await } else { Ok(held) }
+                if held.0.ttl() < ttl { hold(lock, request, secret, Duration::ZERO).await } else { Ok(held) }
             }
             None => {
                 let _counted = counted;
@@ -131,11 +132,12 @@ async fn granted(
         () = app.stopping.cancelled() => return Err(stopping()),
     };
     let (ticket, deadline) = held;
+    app.grants.record(&ticket, Fate::Held);
     let (now, token) = (app.now(), token(app, &ticket));
     // A client that waits repeats its request to take the grant. Others repeat a request that got no response.
     let is_new = !token.is_some_and(|token| app.feed.has_shown_grant(ticket.name(), token));
     if is_new {
-        report(app, arrival, "acquired", ticket.name(), token);
+        report(app, arrival, "acquired", ticket.name(), token).await;
     }
     let hold = Hold {
         lock: ticket.name().to_string(),

@@ -13,7 +13,7 @@ use super::watch::Watch;
 use super::wire::{KeyValue, TxnRequest};
 use crate::clock::{Deadline, Moment};
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{Grant, Id, Loss, LossReason, Released, Renewal, Ttl, attempt_limit};
+use crate::lease::{Grant, Id, Loss, LossReason, Released, Renewal, Token, Ttl, attempt_limit};
 use crate::retry::RetryBudget;
 
 /// The memo of a grant.
@@ -209,7 +209,11 @@ impl EtcdLeases {
             let Some(known) = revision else {
                 let (Some(kv), _) = self.key(&key, budget).await? else { return Ok(gone(unsure)) };
                 let value = rules::own_value(grant.id, &kv)?;
-                if value.state == Standing::Cooldown {
+                // The token of a ticket is compared. A withdrawn claim has none.
+                let is_other = memo.is_none()
+                    && grant.token != Token::default()
+                    && value::token(&kv, &value) != Some(grant.token);
+                if value.state == Standing::Cooldown || is_other {
                     return Ok(gone(unsure));
                 }
                 // The process that holds this grant, or waits for it, learns only from the mark that it was ended.
@@ -410,7 +414,7 @@ mod tests {
     use super::*;
     use crate::clock::SystemClock;
     use crate::env::Env;
-    use crate::lease::{Claim, Holder, StoreOptions, Token};
+    use crate::lease::{Claim, Holder, StoreOptions};
     use crate::types::LockName;
     use crate::url::StoreUrl;
 

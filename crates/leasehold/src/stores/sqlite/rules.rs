@@ -256,6 +256,11 @@ pub(super) fn add_processes(record: Option<Record>, pids: &[u32], machine: &Mach
     Some(record)
 }
 
+/// Returns whether the row's grant has `token`. The token of a withdrawn claim is 0 and is not compared.
+pub(super) fn has_token(record: &Record, token: Token) -> bool {
+    token == Token::default() || record.token == token
+}
+
 /// Returns the hold of `grant`, if it is the current one.
 pub(super) fn hold_of(record: Option<&mut Record>, grant: Id) -> Option<&mut Hold> {
     match record.map(|record| &mut record.state) {

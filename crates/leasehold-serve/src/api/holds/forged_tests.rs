@@ -1,0 +1,174 @@
+//! Tickets that anyone can write, and what they may cause.
+
+use axum::response::IntoResponse as _;
+use leasehold::Locker;
+use leasehold::clock::TestClock;
+use leasehold::env::Env;
+use leasehold::lease::StoreOptions;
+use serde_json::Value;
+
+use super::*;
+use crate::audit::Audit;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+async fn mem() -> Locker {
+    Locker::open("mem:").await.unwrap()
+}
+
+async fn ticket_of(locker: &Locker, name: &str) -> Ticket {
+    locker.lock(name).ttl(10 * MINUTE).acquire().await.unwrap().into_ticket().await.unwrap()
+}
+
+/// Returns `ticket` with this `token`.
+fn with_token(ticket: &Ticket, token: u64) -> Ticket {
+    let mut altered = serde_json::to_value(ticket).unwrap();
+    altered["token"] = token.into();
+    serde_json::from_value(altered).unwrap()
+}
+
+async fn acquired(app: &App, arrival: &Arrival, name: &str) -> Ticket {
+    let request = AcquireRequest::new(name.to_owned(), "10m".to_owned(), None);
+    let hold = acquire::acquire_one(app, arrival, Some(b"0123456789abcdef"), &request).await.ok().unwrap();
+    hold.ticket.parse().unwrap()
+}
+
+/// Returns the problem that a renewal causes, and that a release causes.
+async fn refused(app: &App, arrival: &Arrival, ticket: &Ticket) -> [Problem; 2] {
+    let text = ticket.to_string();
+    let renewal = renew_one(app, arrival, &text).await.err().unwrap();
+    let release = release_one(app, arrival, &text, None).await.err().unwrap();
+    [renewal, release]
+}
+
+fn losses(app: &App) -> u64 {
+    let text = app.metrics.text(0, 0);
+    let values = text.lines().filter(|line| line.starts_with("leasehold_losses_total"));
+    values.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+}
+
+async fn body(problem: Problem) -> Value {
+    let body = axum::body::to_bytes(problem.into_response().into_body(), usize::MAX).await.unwrap();
+    serde_json::from_slice(&body).unwrap()
+}
+
+#[tokio::test]
+async fn a_forged_ticket_is_reported_only_as_refused() {
+    let (locker, other, folder) = (mem().await, mem().await, tempfile::tempdir().unwrap());
+    let path = folder.path().join("audit.jsonl");
+    let app = App::on(&locker, Some(Audit::open(&path, &Env::system()).unwrap()));
+    let arrival = app.arrival(false).await;
+    let viewer = app.feed.view(vec![String::new()], None);
+    let held = acquired(&app, &arrival, "a").await;
+    let token = held.token().get();
+    // A lock that never existed; the token of the holder with another id; the id of the holder with another token.
+    let forged = [
+        with_token(&ticket_of(&other, "phantom").await, 987_654_321),
+        with_token(&ticket_of(&other, "a").await, token),
+        with_token(&held, token + 1),
+    ];
+    for ticket in &forged {
+        for problem in refused(&app, &arrival, ticket).await {
+            assert_eq!((problem.word(), problem.outcome()), ("lost", "unknown"));
+            let body = body(problem).await;
+            assert!(body.get("token").is_none() && !body.to_string().contains("987654321"), "{body}");
+        }
+    }
+    assert_eq!(losses(&app), 0);
+    let kinds: Vec<_> = app.feed.latest().iter().map(|numbered| numbered.event.kind).collect();
+    assert_eq!(kinds, ["acquired"]);
+    assert!(app.feed.seen_one(&LockName::new("phantom").unwrap()).is_none());
+    drop(viewer);
+    app.audit.as_ref().unwrap().flush().await;
+    let text = std::fs::read_to_string(path).unwrap();
+    let count = |kind: &str| text.lines().filter(|line| line.contains(kind)).count();
+    assert_eq!(
+        (count(r#""type":"acquired""#), count(r#""type":"refused""#), text.lines().count()),
+        (1, 6, 7)
+    );
+    assert!(!text.contains("987654321"), "{text}");
+    release_one(&app, &arrival, &held.to_string(), None).await.ok().unwrap();
+}
+
+#[tokio::test]
+async fn the_loss_of_a_known_grant_is_reported_once() {
+    let locker = mem().await;
+    let app = App::on(&locker, None);
+    let arrival = app.arrival(false).await;
+    let held = acquired(&app, &arrival, "a").await;
+    locker.evict(held.name(), held.token()).await.unwrap();
+    // Another server knows the grant from the history of the lock.
+    for app in [app, App::on(&locker, None)] {
+        for _ in 0..3 {
+            for problem in refused(&app, &arrival, &held).await {
+                assert_eq!(problem.outcome(), "lost");
+                assert_eq!(body(problem).await["token"], held.token().get());
+            }
+        }
+        assert_eq!(losses(&app), 1);
+    }
+    // The server still knows a grant whose record is gone.
+    let app = App::on(&locker, None);
+    let held = acquired(&app, &arrival, "b").await;
+    locker.evict(held.name(), held.token()).await.unwrap();
+    locker.sweep(held.name(), Duration::ZERO, false).await.unwrap();
+    assert_eq!(renew_one(&app, &arrival, &held.to_string()).await.err().unwrap().outcome(), "lost");
+    assert_eq!(losses(&app), 1);
+}
+
+#[tokio::test]
+async fn a_repeated_release_is_not_a_loss() {
+    let locker = mem().await;
+    let app = App::on(&locker, None);
+    let arrival = app.arrival(false).await;
+    let held = acquired(&app, &arrival, "a").await;
+    for (app, before) in [(&app, false), (&app, true), (&App::on(&locker, None), true)] {
+        let released = release_one(app, &arrival, &held.to_string(), None).await.ok().unwrap();
+        assert_eq!((released.released, released.before), (true, before));
+        assert_eq!(losses(app), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_requests_are_limited_and_valid_ones_are_not() {
+    let mut options = StoreOptions::default();
+    options.env = Env::seeded(Arc::new(TestClock::default()), 1);
+    let (locker, other) = (Locker::open_with("mem:", options).await.unwrap(), mem().await);
+    let app = App::on(&locker, None);
+    let arrival = async || app.arrival(false).await;
+    let known = acquired(&app, &arrival().await, "known").await.to_string();
+    let unknown = ticket_of(&locker, "unknown").await.to_string();
+    let forged = ticket_of(&other, "forged").await.to_string();
+    let outcome = |renewed: RenewedOne| match renewed {
+        RenewedOne::Renewed(_) => "renewed".to_owned(),
+        RenewedOne::Failed(problem) => problem.word().to_owned(),
+    };
+    let batch = async |tickets: Vec<String>| -> Vec<String> {
+        let request = RenewRequest { ticket: None, tickets: Some(tickets) };
+        match renew(State(app.clone()), arrival().await, Payload(request)).await.ok().unwrap().0 {
+            RenewAnswer::All(all) => all.results.into_iter().map(outcome).collect(),
+            RenewAnswer::One(_) => panic!("several tickets"),
+        }
+    };
+    let count = |outcomes: &[String], word: &str| outcomes.iter().filter(|outcome| *outcome == word).count();
+    let mut all = Vec::new();
+    for _ in 0..5 {
+        all.extend(batch(vec![forged.clone(); MAX_RENEWALS]).await);
+    }
+    assert_eq!((count(&all, "lost"), count(&all, "too-many-requests")), (200, 300));
+    // The store got no more requests than that.
+    let text = app.metrics.text(0, 0);
+    assert!(text.contains(r#"operation="renew",outcome="lost"} 200"#), "{text}");
+    let release = release_one(&app, &arrival().await, &forged, None).await.err().unwrap();
+    assert_eq!(release.word(), "too-many-requests");
+    let request = WithdrawRequest { lock: "a".to_owned(), claim: "0123456789abcdef".repeat(2) };
+    let withdrawn = withdraw(State(app.clone()), arrival().await, Payload(request)).await.err().unwrap();
+    assert_eq!(withdrawn.word(), "too-many-requests");
+
+    assert_eq!(batch(vec![known.clone(); MAX_RENEWALS]).await, vec!["renewed"; MAX_RENEWALS]);
+    // A ticket that this server has not seen must wait, because it may be forged.
+    assert_eq!(batch(vec![unknown.clone()]).await, ["too-many-requests"]);
+    app.sleep(Duration::from_secs(1)).await;
+    assert_eq!(batch(vec![unknown; MAX_RENEWALS]).await, vec!["renewed"; MAX_RENEWALS]);
+    assert_eq!(count(&batch(vec![forged; MAX_RENEWALS]).await, "lost"), 10);
+}
