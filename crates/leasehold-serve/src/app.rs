@@ -15,15 +15,18 @@ use leasehold::lease::Id;
 use leasehold::{LockName, Locker};
 use tokio_util::sync::CancellationToken;
 
-use crate::access::{Access, Caller, Hosts, Right, is_seal, seal};
+use crate::access::{Access, Caller, Hosts, Right, Sessions, is_seal, seal};
 use crate::audit::Audit;
+use crate::capacity::Capacity;
+use crate::changes::Changes;
+use crate::connections::Handle;
 use crate::examiner::Examiner;
 use crate::feed::{Feed, FeedEvent};
 use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::problem::Problem;
 use crate::readiness::Readiness;
-use crate::tls::{CertificateNames, Tls};
+use crate::tls::{ClientCertificate, Tls};
 use crate::waits::Waits;
 
 /// How to serve a store.
@@ -41,11 +44,15 @@ pub struct Settings {
     pub hosts: Vec<String>,
     /// The file of the audit log.
     pub audit: Option<PathBuf>,
-    /// The address of the listener for metrics.
+    /// The address of the listener for metrics and probes.
     pub metrics: Option<SocketAddr>,
+    /// How many connections clients may have. The requests that may wait and the event streams are parts of it.
+    pub max_connections: usize,
+    /// Whether clients connect through a reverse proxy. Otherwise, one address may have a quarter of the connections.
+    pub behind_proxy: bool,
     /// The certificate of the server. Without it, the server speaks plain HTTP.
     pub tls: Option<Arc<Tls>>,
-    /// Whether to listen beyond loopback without TLS, or without tokens.
+    /// Whether to listen beyond loopback without TLS, or without tokens, or for metrics.
     pub insecure: bool,
     /// Whether the dashboard is shown, and whether it may change anything.
     pub dashboard: Dashboard,
@@ -64,6 +71,9 @@ pub enum Dashboard {
 }
 
 impl Settings {
+    /// The default of [`max_connections`](Self::max_connections).
+    pub const MAX_CONNECTIONS: usize = 4_096;
+
     /// Creates settings to listen on `listen`, with `access`. All other settings have their defaults.
     pub fn new(listen: SocketAddr, access: Access, secret: Vec<u8>) -> Self {
         Self {
@@ -73,6 +83,8 @@ impl Settings {
             hosts: Vec::new(),
             audit: None,
             metrics: None,
+            max_connections: Self::MAX_CONNECTIONS,
+            behind_proxy: false,
             tls: None,
             insecure: false,
             dashboard: Dashboard::default(),
@@ -84,6 +96,8 @@ impl Settings {
 pub(crate) struct App {
     pub(crate) locker: Locker,
     pub(crate) limits: Arc<Limits>,
+    pub(crate) capacity: Capacity,
+    pub(crate) changes: Arc<Changes>,
     pub(crate) waits: Arc<Waits>,
     pub(crate) feed: Arc<Feed>,
     pub(crate) metrics: Arc<Metrics>,
@@ -92,8 +106,11 @@ pub(crate) struct App {
     pub(crate) dashboard: Dashboard,
     pub(crate) examiner: Examiner,
     pub(crate) readiness: Readiness,
+    pub(crate) sessions: Sessions,
     access: Access,
     hosts: Hosts,
+    /// The names of the listener for metrics.
+    metrics_hosts: Hosts,
     audit: Option<Audit>,
     secret: Vec<u8>,
 }
@@ -108,6 +125,10 @@ impl App {
             Hosts::of(address, &settings.hosts, settings.access.needs_token(), settings.tls.is_some());
         Self {
             feed: Arc::new(Feed::new(&locker)),
+            changes: Arc::new(Changes::new(&locker)),
+            capacity: Capacity::of(settings.max_connections),
+            sessions: Sessions::new(&settings.access, &settings.secret),
+            metrics_hosts: Hosts::without_tokens(&settings.hosts),
             metrics,
             audit,
             locker,
@@ -125,11 +146,6 @@ impl App {
 
     pub(crate) fn now(&self) -> Moment {
         self.locker.store().env().now()
-    }
-
-    /// Returns the session cookie for a caller with this `token`.
-    pub(crate) fn open_session(&self, token: &str) -> Option<String> {
-        self.access.open_session(token, &self.secret, self.now().wall_us())
     }
 
     /// Fetches the keys of the token issuers at intervals. Runs until it is dropped.
@@ -195,6 +211,11 @@ impl Arrival {
         self.caller.require(right, name)
     }
 
+    /// Returns `wait`, or less if the caller's token, certificate or session expires before.
+    pub(crate) fn wait(&self, wait: Duration) -> Duration {
+        self.caller.valid_for(self.at).map_or(wait, |valid| wait.min(valid))
+    }
+
     /// Returns how long a lock with this `deadline` is certainly held, counted from any moment before its client sent
     /// this request.
     ///
@@ -230,19 +251,26 @@ pub(crate) async fn admit(State(app): Shared, mut request: Request, next: Next) 
         next.run(request).await
     } else {
         let headers = request.headers();
-        let certificate = request.extensions().get::<CertificateNames>();
+        let certificate = request.extensions().get::<ClientCertificate>();
         let checked = match app.hosts.check(headers) {
             Err(problem) => Err(problem),
             // The pages of the dashboard ask for a token where they need one.
             Ok(()) if is_dashboard(request.uri().path()) => {
-                Ok(app.access.browser(headers, certificate, &app.secret, at.wall_us()))
+                let session = app.sessions.of(headers, at.wall_us());
+                Ok(app.access.browser(session, certificate, at.wall_us()))
             }
             Ok(()) => app.access.caller(headers, certificate, app.locker.store().env()).await,
         };
         match checked {
             Ok(caller) => {
+                let place = request.extensions().get::<Handle>().filter(|_| !caller.has_no_rights());
+                let in_progress = place.map(Handle::begin);
                 request.extensions_mut().insert(Arrival { at, caller });
-                next.run(request).await
+                let response = next.run(request).await;
+                match in_progress {
+                    Some(in_progress) => in_progress.until_sent(response),
+                    None => response,
+                }
             }
             Err(problem) => problem.into_response(),
         }
@@ -251,6 +279,16 @@ pub(crate) async fn admit(State(app): Shared, mut request: Request, next: Next) 
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response
+}
+
+/// Checks each request to the listener for metrics: to which host it was addressed. It needs no token.
+pub(crate) async fn admit_to_metrics(State(app): Shared, request: Request, next: Next) -> Response {
+    if !PROBES.contains(&request.uri().path())
+        && let Err(problem) = app.metrics_hosts.check(request.headers())
+    {
+        return problem.into_response();
+    }
+    next.run(request).await
 }
 
 fn is_dashboard(path: &str) -> bool {

@@ -12,12 +12,13 @@ pub(crate) async fn healthz() -> StatusCode {
     StatusCode::NO_CONTENT
 }
 
-/// Reports whether the server is ready: it is not stopping, and the store responds.
+/// Reports whether the server is ready: it is not stopping, and the store responds. Probes need no token, so the
+/// response does not say what the store responded. The log says it.
 #[utoipa::path(get, path = "/readyz", responses((status = 204), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn readyz(State(app): Shared) -> Result<StatusCode, Problem> {
-    let unready = |detail: String| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unready", detail);
+    let unready = |detail| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unready", detail);
     if app.stopping.is_cancelled() {
-        return Err(unready("this server is shutting down".to_owned()));
+        return Err(unready("this server is shutting down"));
     }
     app.readiness.check(&app.locker).await.map_err(unready)?;
     Ok(StatusCode::NO_CONTENT)
