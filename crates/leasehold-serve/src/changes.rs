@@ -13,6 +13,8 @@ use crate::view::LockDetail;
 
 /// The interval at which a lock is read while requests wait for its change.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// How many reads per second all these locks may cause. If there are many, each is read less often.
+const MAX_READS: f64 = 50.0;
 
 /// A read of a lock.
 #[derive(Clone, Debug)]
@@ -65,7 +67,9 @@ impl Changes {
     /// Reads the lock `name` at intervals, until no request waits for its change.
     async fn read_while_followed(&self, name: &LockName) {
         loop {
-            self.locker.store().env().sleep(POLL_INTERVAL).await;
+            #[expect(clippy::cast_precision_loss, reason = "there are few locks")]
+            let fair = Duration::from_secs_f64(self.readers().len() as f64 / MAX_READS);
+            self.locker.store().env().sleep(POLL_INTERVAL.max(fair)).await;
             {
                 let mut readers = self.readers();
                 if readers.get(name).is_none_or(|reader| reader.receiver_count() == 0) {
@@ -125,6 +129,19 @@ mod tests {
         let reads = feed.meter().total();
         locker.store().env().sleep(20 * POLL_INTERVAL).await;
         assert_eq!(feed.meter().total(), reads, "no request waits");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_locks_cause_few_reads() {
+        let mut options = StoreOptions::default();
+        options.env = Env::seeded(Arc::new(TestClock::default()), 1);
+        let feed = Feed::new(&Locker::open_with("mem:", options).await.unwrap());
+        let (locker, changes) = (feed.locker(), Arc::new(Changes::new(feed.locker())));
+        let follow = |number| changes.follow(&LockName::new(format!("lock-{number}")).unwrap());
+        let _followers: Vec<_> = (0..500).map(follow).collect();
+        locker.store().env().sleep(Duration::from_secs(20)).await;
+        let reads = feed.meter().total();
+        assert!((500..=1_000).contains(&reads), "{reads}");
     }
 
     #[tokio::test(start_paused = true)]
