@@ -84,7 +84,11 @@ impl Kind {
 
     /// Counts a request of `caller`, and for `lock` if that has a limit. Callers without a token have no limit of their
     /// own, because they may be different people.
-    pub(crate) fn enter(self: &Arc<Self>, caller: &Caller, lock: Option<&LockName>) -> Result<StaysOpen, Problem> {
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        caller: &Caller,
+        lock: Option<&LockName>,
+    ) -> Result<StaysOpen, Problem> {
         let (principal, lock) = (caller.principal.clone(), lock.cloned());
         let mut counts = self.counts();
         let count_of = |count: Option<&usize>| count.copied().unwrap_or_default();

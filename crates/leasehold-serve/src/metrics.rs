@@ -244,7 +244,8 @@ mod tests {
         metrics.evicted();
         let capacity = Capacity::of(160);
         let caller = Caller::with_rights("ci", Vec::new());
-        let _open = [&capacity.waits, &capacity.waits, &capacity.streams].map(|kind| kind.enter(&caller, None));
+        let _open =
+            [&capacity.waits, &capacity.waits, &capacity.streams].map(|kind| kind.enter(&caller, None));
         let text = metrics.text(&capacity);
         for line in [
             "leasehold_acquisitions_total{outcome=\"granted\"} 1",

@@ -13,7 +13,9 @@ use crate::support::{Sandbox, wait_until};
 /// Sends `line` to another listener of the server.
 fn ask_at(address: &str, line: &str, host: &str) -> Answer {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.write_all(format!("{line} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").as_bytes()).unwrap();
+    stream
+        .write_all(format!("{line} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").as_bytes())
+        .unwrap();
     Answer::read(stream)
 }
 
@@ -41,8 +43,11 @@ fn strangers_do_not_keep_others_from_the_server() {
     let server = guarded(&sandbox, "--max-connections 32 --metrics 127.0.0.1:0");
     let ci = bearer("token-of-ci");
     let acquire = |key: &str, wait: &str| {
-        let headers =
-            [("Authorization", &*ci), ("Content-Type", "application/json"), ("Idempotency-Key", &*key_of(key))];
+        let headers = [
+            ("Authorization", &*ci),
+            ("Content-Type", "application/json"),
+            ("Idempotency-Key", &*key_of(key)),
+        ];
         server.send("POST /v1/holds", &headers, &json!({ "lock": "ci/x", "wait": wait }).to_string())
     };
     let held = Answer::read(acquire("a", "0s")).expect(201);
@@ -114,9 +119,7 @@ fn requests_that_wait_for_a_change_are_no_waiters() {
     let known = [("If-None-Match", &*tag)];
     // With 16 connections, two requests may wait for a change.
     let _polls: Vec<_> = (0..2).map(|_| server.send("GET /v1/locks/x?wait=60s", &known, "")).collect();
-    wait_until("there are too many", || {
-        server.ask("GET /v1/locks/x?wait=10ms", &known, "").status == 429
-    });
+    wait_until("there are too many", || server.ask("GET /v1/locks/x?wait=10ms", &known, "").status == 429);
     server.ask("GET /v1/locks/x?wait=10ms", &known, "").problem(429, "too-many-waiters");
     server.acquire_with("b", &json!({ "lock": "y", "wait": "60s" })).expect(201);
 }

@@ -53,8 +53,16 @@ pub(crate) async fn events(
     let mut viewer = app.feed.view(prefixes, seen);
     let missed = std::mem::take(&mut viewer.missed).into();
     let reset = viewer.has_gap;
-    let events =
-        EventStream { app, arrival, prefix: query.prefix, looks: query.looks, viewer, missed, reset, _open: open };
+    let events = EventStream {
+        app,
+        arrival,
+        prefix: query.prefix,
+        looks: query.looks,
+        viewer,
+        missed,
+        reset,
+        _open: open,
+    };
     let stream = stream::unfold(events, |mut events| async move { Some((Ok(events.next().await?), events)) });
     Ok(Sse::new(stream).keep_alive(KeepAlive::new().interval(Duration::from_secs(15))))
 }

@@ -53,7 +53,11 @@ impl<S> TimedWrites<S> {
     }
 
     /// Returns the result of a write, or an error if the client has not read for too long.
-    fn in_time(&mut self, context: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    fn in_time(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
         let Poll::Ready(written) = written else {
             let blocked = match self.blocked.take() {
                 Some(blocked) => blocked,
@@ -87,7 +91,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for TimedWrites<S> {
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for TimedWrites<S> {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.in_time(context, written)
     }
@@ -123,14 +131,20 @@ mod tests {
     use super::*;
 
     /// Returns a connection whose buffer has this many bytes, and the end of its client.
-    fn connection(buffer: usize) -> (TimedWrites<DuplexStream>, DuplexStream, CancellationToken, Arc<TestClock>) {
+    fn connection(
+        buffer: usize,
+    ) -> (TimedWrites<DuplexStream>, DuplexStream, CancellationToken, Arc<TestClock>) {
         let (ours, theirs) = duplex(buffer);
         let (clock, stopping) = (Arc::new(TestClock::default()), CancellationToken::new());
         (TimedWrites::new(ours, clock.clone(), stopping.clone()), theirs, stopping, clock)
     }
 
     /// Returns how long it takes to write `length` bytes, and whether it succeeds.
-    async fn write(stream: &mut TimedWrites<DuplexStream>, length: usize, clock: &TestClock) -> (Duration, bool) {
+    async fn write(
+        stream: &mut TimedWrites<DuplexStream>,
+        length: usize,
+        clock: &TestClock,
+    ) -> (Duration, bool) {
         let begin = clock.now();
         let written = timeout(clock, 1_000 * PATIENCE, stream.write_all(&vec![b'x'; length])).await;
         (clock.now().longest_since(begin), written.expect("it never ends").is_ok())

@@ -100,7 +100,8 @@ async fn granted(
     };
     let lock = lock(app, arrival, &name, request)?.ttl(ttl);
     app.limits.admit(arrival.caller.name(), arrival.at)?;
-    let counted = if wait.is_zero() { None } else { Some(app.capacity.waits.enter(&arrival.caller, Some(&name))?) };
+    let counted =
+        if wait.is_zero() { None } else { Some(app.capacity.waits.enter(&arrival.caller, Some(&name))?) };
     let waiter = match id {
         Some(id) if !wait.is_zero() => Some(app.waits.join(&name, id, |reporter| {
             let lock = lock.clone().on_wait(move |held| reporter.report(held));
