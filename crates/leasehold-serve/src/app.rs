@@ -338,6 +338,16 @@ mod tests {
         assert_eq!(distinct.len(), ids.len());
     }
 
+    #[test]
+    fn a_request_waits_no_longer_than_its_caller_is_valid() {
+        let (at, second) = (Moment::from_raw(0, 0), Duration::from_secs(1));
+        let mut caller = Caller::with_rights("ci", Vec::new());
+        assert_eq!(Arrival { at, caller: caller.clone() }.wait(60 * second), 60 * second);
+        caller.valid_until_us = Some(20_000_000);
+        assert_eq!(Arrival { at, caller: caller.clone() }.wait(60 * second), 20 * second);
+        assert_eq!(Arrival { at, caller }.wait(5 * second), 5 * second);
+    }
+
     #[tokio::test]
     async fn validity_counts_from_before_the_clients_send() {
         let second = Duration::from_secs(1);

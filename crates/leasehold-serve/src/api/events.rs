@@ -148,7 +148,7 @@ mod tests {
     use leasehold::{LockName, Locker};
 
     use super::*;
-    use crate::access::Access;
+    use crate::access::{Access, Caller};
     use crate::app::Settings;
 
     const VALID: Duration = Duration::from_secs(60);
@@ -210,6 +210,25 @@ mod tests {
         }
         server.app.stopping.cancel();
         assert!(endless.await.contains("event: acquired"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_ends_when_its_user_signs_out() {
+        let server = Server::new().await;
+        let (app, now_us) = (server.app.clone(), server.app.now().wall_us());
+        let cookie = HeaderValue::from_str(&app.sessions.open("t", now_us).unwrap()).unwrap();
+        let headers = HeaderMap::from_iter([("cookie".parse().unwrap(), cookie)]);
+        let mut caller = Caller::with_rights("operator", vec![(String::new(), vec![Right::Read])]);
+        caller.session = app.sessions.of(&headers, now_us);
+        assert!(caller.session.is_some());
+        let query = Parameters(EventsQuery { prefix: String::new(), looks: false });
+        let arrival = Arrival { at: app.now(), caller };
+        let stream = events(State(app.clone()), arrival, HeaderMap::new(), query).await;
+        let mut stream = Box::pin(text(stream.map(|stream| stream.into_response().into_body()).unwrap()));
+        assert!(stream.as_mut().now_or_never().is_none());
+        app.sessions.end(&headers, now_us);
+        server.publish();
+        assert_eq!(stream.now_or_never().as_deref(), Some(""));
     }
 
     #[tokio::test(start_paused = true)]
