@@ -41,6 +41,8 @@ VALUES = {
         "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
         "serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/locks"}},
         "metrics": {"annotations": False},
+        "networkPolicy": {"clients": [{"namespaceSelector": {"matchLabels": {"team": "a"}}}], "metrics": []},
+        "maxConnections": 1000,
         "ingress": {
             "enabled": True,
             "className": "nginx",
@@ -98,6 +100,7 @@ def test_chart_has_no_findings(tmp_path, name):
         ({**GIVEN, **TOKENS, "replicaCount": 0}, "replicaCount"),
         ({**GIVEN, **TOKENS, "replicas": 3}, "replicas"),
         ({**GIVEN, **TOKENS, "ui": "write"}, "ui"),
+        ({**GIVEN, **TOKENS, "maxConnections": 10}, "maxConnections"),
     ],
 )
 def test_wrong_values_are_refused(tmp_path, values, message):
@@ -113,6 +116,7 @@ PATHS = {
     "PodDisruptionBudget": "/apis/policy/v1/namespaces/default/poddisruptionbudgets",
     "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles",
     "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies",
     "Ingress": "/apis/networking.k8s.io/v1/namespaces/default/ingresses",
 }
 
@@ -158,7 +162,7 @@ def test_chart_is_installed_upgraded_and_removed_on_a_real_api_server(tmp_path):
     assert checksum("upgrade", {**access, "accessToml": ACCESS + "# new"}) != before
     command = [HELM, "uninstall", "chart", *at]
     subprocess.run(command, check=True, capture_output=True, env={"HOME": str(tmp_path), "PATH": ""})
-    for kind in ["Deployment", "Service", "Secret", "ServiceAccount", "PodDisruptionBudget"]:
+    for kind in ["Deployment", "Service", "Secret", "ServiceAccount", "PodDisruptionBudget", "NetworkPolicy"]:
         status, text = answer(f"{api_server()}{PATHS[kind]}/chart-leasehold")
         # This server has no garbage collector, so an object may wait for its deletion.
         assert status == 404 or "deletionTimestamp" in text, text
@@ -193,6 +197,28 @@ def test_pods_have_no_rights_of_the_node(tmp_path):
     (container,) = pod["containers"]
     rights = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
     assert container["securityContext"] == rights
+
+
+def test_the_network_policy_protects_the_metrics(tmp_path):
+    """Without a `from`, a rule of a NetworkPolicy admits everyone."""
+
+    def sources(name):
+        rules = one(rendered(tmp_path, VALUES[name]), "NetworkPolicy")["spec"]["ingress"]
+        return {rule["ports"][0]["port"]: rule.get("from") for rule in rules}
+
+    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    assert sources("s3") == {"http": None, "metrics": [monitoring]}
+    assert sources("everything") == {"http": [{"namespaceSelector": {"matchLabels": {"team": "a"}}}]}
+    documents = rendered(tmp_path, {**VALUES["s3"], "networkPolicy": {"enabled": False}})
+    assert not [document for document in documents if document["kind"] == "NetworkPolicy"]
+
+
+def test_the_memory_is_enough_for_the_connections():
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    page = (DEPLOY.parent / "docs/serve.md").read_text()
+    base, each = map(int, re.search(r"needs at most (\d+) MiB, and (\d+) KiB for each connection", page).groups())
+    (limit,) = re.fullmatch(r"(\d+)Mi", values["resources"]["limits"]["memory"]).groups()
+    assert base + values["maxConnections"] * each / 1024 <= int(limit)
 
 
 def test_chart_is_of_the_version_of_the_command():

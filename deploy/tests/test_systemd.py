@@ -82,4 +82,5 @@ def test_command_starts_as_another_user_with_the_units_files(tmp_path):
         assert answer(f"http://{listen}/v1/locks")[0] == 401
         assert answer(f"http://{listen}/v1/locks", Authorization="Bearer test")[0] == 200
         assert answer(f"http://{metrics}/metrics")[0] == 200
+        assert answer(f"http://{metrics}/readyz")[0] == 204
     assert (state / "audit.jsonl").exists() and (state / "locks.db").exists()

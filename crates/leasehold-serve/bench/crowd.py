@@ -23,7 +23,7 @@ import time
 import urllib.parse
 import uuid
 
-# The server admits 50 new requests per second of a principal, and 1,000 waiters for a lock.
+# The server admits 50 new requests per second of a principal.
 PRINCIPALS = 64
 WAITERS_OF_A_LOCK = 500
 
@@ -228,6 +228,8 @@ async def run(options, folder):
     (folder / "access.toml").write_text(tokens)
     store = options.store or f"sqlite:{folder}/locks.db"
     arguments = ["--json", "--store", store, "serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
+    # Three quarters of the connections may be requests that wait. All clients have one address.
+    arguments += ["--behind-proxy", "--max-connections", str(4_096 + options.waiters * 4 // 3)]
     server = await asyncio.create_subprocess_exec(
         options.leasehold, *arguments, "--access", folder / "access.toml",
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,

@@ -25,9 +25,9 @@ pub(crate) use self::browser::Hosts;
 pub use self::file::InvalidAccess;
 use self::oidc::Issuers;
 pub(crate) use self::seal::{is_seal, seal};
-pub(crate) use self::session::{LIFETIME as SESSION_LIFETIME, cookies};
+pub(crate) use self::session::{LIFETIME as SESSION_LIFETIME, Session, Sessions, cookies};
 use crate::problem::Problem;
-use crate::tls::CertificateNames;
+use crate::tls::ClientCertificate;
 
 /// An operation of a caller on a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
@@ -92,9 +92,11 @@ pub(crate) struct Caller {
     pub(crate) principal: Option<String>,
     /// Whether the caller chooses the name of the holder that others see.
     pub(crate) names_holders: bool,
-    /// When its token or its session in the browser expires, in microseconds since the Unix epoch on this server's wall
-    /// clock. `None` if neither expires.
+    /// When its token, its certificate or its session in the browser expires, in microseconds since the Unix epoch on
+    /// this server's wall clock. `None` if it does not expire.
     pub(crate) valid_until_us: Option<u64>,
+    /// Its session in the browser.
+    pub(crate) session: Option<Session>,
     rights: Vec<(String, Vec<Right>)>,
 }
 
@@ -136,12 +138,11 @@ impl Access {
         !self.certificates.is_empty()
     }
 
-    /// Returns the caller with this client certificate, if one of its names is known.
-    fn caller_by_certificate(&self, certificate: Option<&CertificateNames>) -> Option<Caller> {
-        certificate?
-            .iter()
-            .find_map(|name| self.certificates.get(name))
-            .map(|principal| self.caller_of(principal))
+    /// Returns the caller with this client certificate, if it has not expired and one of its names is known.
+    fn caller_by_certificate(&self, certificate: Option<&ClientCertificate>, now_us: u64) -> Option<Caller> {
+        let certificate = certificate.filter(|certificate| certificate.valid_until_us() > now_us)?;
+        let principal = certificate.names().find_map(|name| self.certificates.get(name))?;
+        Some(Caller { valid_until_us: Some(certificate.valid_until_us()), ..self.caller_of(principal) })
     }
 
     /// Returns a caller without a token.
@@ -150,6 +151,7 @@ impl Access {
             principal: None,
             names_holders: self.free_names,
             valid_until_us: None,
+            session: None,
             rights: vec![(String::new(), self.anonymous.clone())],
         }
     }
@@ -165,12 +167,18 @@ impl Access {
     pub(crate) async fn caller(
         &self,
         headers: &HeaderMap,
-        certificate: Option<&CertificateNames>,
+        certificate: Option<&ClientCertificate>,
         env: &Env,
     ) -> Result<Caller, Problem> {
         let Some(value) = headers.get(header::AUTHORIZATION) else {
-            if let Some(caller) = self.caller_by_certificate(certificate) {
+            let now_us = env.now().wall_us();
+            if let Some(caller) = self.caller_by_certificate(certificate, now_us) {
                 return Ok(caller);
+            }
+            if certificate.is_some_and(|certificate| certificate.valid_until_us() <= now_us) {
+                // The next connection has the client's new certificate.
+                return Err(unauthorized("the client certificate has expired")
+                    .with_header(header::CONNECTION, HeaderValue::from_static("close")));
             }
             if self.needs_token() {
                 return Err(unauthorized("the request has no token"));
@@ -198,6 +206,7 @@ impl Access {
             principal: Some(principal.to_owned()),
             names_holders: self.free_names,
             valid_until_us: None,
+            session: None,
             rights: rules.map(|rule| (rule.prefix.clone(), rule.rights.clone())).collect(),
         }
     }
@@ -285,6 +294,13 @@ impl Caller {
         self.valid_until_us.map(|until_us| Duration::from_micros(until_us.saturating_sub(now.wall_us())))
     }
 
+    /// Creates a caller with these rights on the locks with these prefixes.
+    #[cfg(test)]
+    pub(crate) fn with_rights(principal: &str, rights: Vec<(String, Vec<Right>)>) -> Self {
+        let principal = Some(principal.to_owned());
+        Self { principal, names_holders: false, valid_until_us: None, session: None, rights }
+    }
+
     /// Returns the name for limits and the audit log.
     pub(crate) fn name(&self) -> &str {
         self.principal.as_deref().unwrap_or("anonymous")
@@ -310,6 +326,10 @@ fn unauthorized(detail: &str) -> Problem {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use leasehold::clock::TestClock;
+
     use super::*;
 
     fn with_token(token: &str) -> HeaderMap {
@@ -324,7 +344,7 @@ mod tests {
     async fn caller(
         access: &Access,
         headers: &HeaderMap,
-        certificate: Option<&CertificateNames>,
+        certificate: Option<&ClientCertificate>,
     ) -> Result<Caller, Problem> {
         access.caller(headers, certificate, &Env::system()).await
     }
@@ -369,7 +389,8 @@ mod tests {
             "[[certificate]]\nprincipal = \"ci\"\nname = \"ci.example\"\n[[rule]]\nprincipal = \"ci\"\nallow = [\"read\"]",
         )
         .unwrap();
-        let with = async |names: &[&str]| caller(&access, &HeaderMap::new(), Some(&names.into())).await;
+        let valid = |names: &[&str]| ClientCertificate::with_names(names, u64::MAX);
+        let with = async |names: &[&str]| caller(&access, &HeaderMap::new(), Some(&valid(names))).await;
         assert!(access.needs_token() && caller(&access, &HeaderMap::new(), None).await.is_err());
         let ci = with(&["other.example", "ci.example"]).await.unwrap();
         assert_eq!(ci.name(), "ci");
@@ -379,7 +400,37 @@ mod tests {
                 && with(&[]).await.is_err()
                 && with(&["ci.example.evil"]).await.is_err()
         );
-        let wrong_token = caller(&access, &with_token("wrong"), Some(&["ci.example"][..].into())).await;
+        let wrong_token = caller(&access, &with_token("wrong"), Some(&valid(&["ci.example"]))).await;
         assert!(wrong_token.is_err(), "a wrong token is not ignored");
+    }
+
+    #[tokio::test]
+    async fn an_expired_certificate_has_no_rights() {
+        let access = Access::parse(
+            "[[certificate]]\nprincipal = \"ci\"\nname = \"ci.example\"\n[[rule]]\nprincipal = \"ci\"\nallow = [\"read\"]",
+        )
+        .unwrap();
+        let clock = Arc::new(TestClock::default());
+        let env = Env::seeded(clock.clone(), 1);
+        let until_us = env.now().wall_us() + 60_000_000;
+        let certificate = ClientCertificate::with_names(&["ci.example"], until_us);
+        let headers = HeaderMap::new();
+        let ci = access.caller(&headers, Some(&certificate), &env).await.unwrap();
+        assert_eq!(ci.valid_until_us, Some(until_us), "event streams end");
+        assert_eq!(access.browser(None, Some(&certificate), until_us - 1).name(), "ci");
+        clock.suspend(Duration::from_secs(61));
+        let expired = access.caller(&headers, Some(&certificate), &env).await.unwrap_err();
+        assert!(expired.detail().contains("expired"), "{expired:?}");
+        assert!(access.browser(None, Some(&certificate), env.now().wall_us()).has_no_rights());
+    }
+
+    #[test]
+    fn a_caller_without_a_right_to_read_sees_nothing() {
+        let rights = vec![("a/".to_owned(), vec![Right::Read]), ("b/".to_owned(), vec![Right::Acquire])];
+        let caller = Caller::with_rights("ci", rights);
+        assert_eq!(caller.require_readable("").unwrap(), ["a/"]);
+        assert_eq!(caller.require_readable("a/x").unwrap(), ["a/x"]);
+        assert_eq!(caller.require_readable("b/").unwrap_err().word(), "forbidden");
+        assert!(Caller::with_rights("ci", Vec::new()).require_readable("").is_err());
     }
 }

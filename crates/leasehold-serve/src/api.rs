@@ -20,7 +20,7 @@ use utoipa::openapi::response::{Response, ResponseBuilder};
 use utoipa::openapi::{Content, Ref};
 use utoipa::{Modify, OpenApi};
 
-use crate::app::{App, PROBES, Shared, admit};
+use crate::app::{App, PROBES, Shared, admit, admit_to_metrics};
 use crate::body::MAX_BODY;
 use crate::problem::Problem;
 use crate::trace::trace;
@@ -60,13 +60,18 @@ pub(crate) fn router(app: Arc<App>, pages: Router<Arc<App>>) -> Router {
         .with_state(app)
 }
 
-/// Returns the route of the listener for metrics.
+/// Returns the routes of the listener for metrics. Clients of the API cannot reach it, so it also has the probes.
 pub(crate) fn metrics_router(app: Arc<App>) -> Router {
-    Router::new().route("/metrics", get(metrics)).with_state(app)
+    Router::new()
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(health::healthz))
+        .route("/readyz", get(health::readyz))
+        .layer(from_fn_with_state(app.clone(), admit_to_metrics))
+        .with_state(app)
 }
 
 async fn metrics(State(app): Shared) -> impl IntoResponse {
-    let text = app.metrics.text(app.limits.waiters(), app.feed.viewers());
+    let text = app.metrics.text(&app.capacity);
     ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
 }
 

@@ -15,8 +15,11 @@ use leasehold::lease::Secret;
 use leasehold::{LockName, Locker};
 use tokio_util::sync::CancellationToken;
 
-use crate::access::{Access, Caller, Hosts, Right, is_seal, seal};
+use crate::access::{Access, Caller, Hosts, Right, Sessions, is_seal, seal};
 use crate::audit::{self, Audit};
+use crate::capacity::Capacity;
+use crate::changes::Changes;
+use crate::connections::Handle;
 use crate::examiner::Examiner;
 use crate::feed::{Feed, FeedEvent};
 use crate::grants::Grants;
@@ -24,7 +27,7 @@ use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::problem::Problem;
 use crate::readiness::Readiness;
-use crate::tls::{CertificateNames, Tls};
+use crate::tls::{ClientCertificate, Tls};
 use crate::waits::Waits;
 use crate::wrong_tokens::{DELAY, Peer, WrongTokens};
 
@@ -43,11 +46,15 @@ pub struct Settings {
     pub hosts: Vec<String>,
     /// The file of the audit log.
     pub audit: Option<PathBuf>,
-    /// The address of the listener for metrics.
+    /// The address of the listener for metrics and probes.
     pub metrics: Option<SocketAddr>,
+    /// How many connections clients may have. The requests that may wait and the event streams are parts of it.
+    pub max_connections: usize,
+    /// Whether clients connect through a reverse proxy. Otherwise, one address may have a quarter of the connections.
+    pub behind_proxy: bool,
     /// The certificate of the server. Without it, the server speaks plain HTTP.
     pub tls: Option<Arc<Tls>>,
-    /// Whether to listen beyond loopback without TLS, or without tokens.
+    /// Whether to listen beyond loopback without TLS, or without tokens, or for metrics.
     pub insecure: bool,
     /// Whether the dashboard is shown, and whether it may change anything.
     pub dashboard: Dashboard,
@@ -66,6 +73,9 @@ pub enum Dashboard {
 }
 
 impl Settings {
+    /// The default of [`max_connections`](Self::max_connections).
+    pub const MAX_CONNECTIONS: usize = 4_096;
+
     /// Creates settings to listen on `listen`, with `access`. All other settings have their defaults.
     pub fn new(listen: SocketAddr, access: Access, secret: Vec<u8>) -> Self {
         Self {
@@ -75,6 +85,8 @@ impl Settings {
             hosts: Vec::new(),
             audit: None,
             metrics: None,
+            max_connections: Self::MAX_CONNECTIONS,
+            behind_proxy: false,
             tls: None,
             insecure: false,
             dashboard: Dashboard::default(),
@@ -86,6 +98,8 @@ impl Settings {
 pub(crate) struct App {
     pub(crate) locker: Locker,
     pub(crate) limits: Arc<Limits>,
+    pub(crate) capacity: Capacity,
+    pub(crate) changes: Arc<Changes>,
     pub(crate) waits: Arc<Waits>,
     pub(crate) feed: Arc<Feed>,
     pub(crate) grants: Grants,
@@ -97,8 +111,11 @@ pub(crate) struct App {
     pub(crate) dashboard: Dashboard,
     pub(crate) examiner: Examiner,
     pub(crate) readiness: Readiness,
+    pub(crate) sessions: Sessions,
     access: Access,
     hosts: Hosts,
+    /// The names of the listener for metrics.
+    metrics_hosts: Hosts,
     secret: Vec<u8>,
 }
 
@@ -114,6 +131,10 @@ impl App {
             feed: Arc::new(Feed::new(&locker)),
             grants: Grants::default(),
             wrong_tokens: WrongTokens::default(),
+            changes: Arc::new(Changes::new(&locker)),
+            capacity: Capacity::of(settings.max_connections),
+            sessions: Sessions::new(&settings.access, &settings.secret),
+            metrics_hosts: Hosts::without_tokens(&settings.hosts),
             metrics,
             audit,
             locker,
@@ -131,11 +152,6 @@ impl App {
 
     pub(crate) fn now(&self) -> Moment {
         self.locker.store().env().now()
-    }
-
-    /// Returns the session cookie for a caller with this `token`.
-    pub(crate) fn open_session(&self, token: &str) -> Option<String> {
-        self.access.open_session(token, &self.secret, self.now().wall_us())
     }
 
     /// Fetches the keys of the token issuers at intervals. Runs until it is dropped.
@@ -237,6 +253,11 @@ impl Arrival {
         self.caller.require(right, name)
     }
 
+    /// Returns `wait`, or less if the caller's token, certificate or session expires before.
+    pub(crate) fn wait(&self, wait: Duration) -> Duration {
+        self.caller.valid_for(self.at).map_or(wait, |valid| wait.min(valid))
+    }
+
     /// Returns how long a lock with this `deadline` is certainly held, counted from any moment before its client sent
     /// this request.
     ///
@@ -273,13 +294,19 @@ pub(crate) async fn admit(State(app): Shared, mut request: Request, next: Next) 
     } else {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let extensions = request.extensions();
-        let (certificate, peer) = (extensions.get::<CertificateNames>(), extensions.get::<Peer>().copied());
+        let (certificate, peer) = (extensions.get::<ClientCertificate>(), extensions.get::<Peer>().copied());
         let checked = arrived(&app, at, &path, request.headers(), certificate, peer).await;
         let principal = checked.as_ref().ok().map(|arrival| arrival.caller.name().to_owned());
         let response = match checked {
             Ok(arrival) => {
+                let place = request.extensions().get::<Handle>().filter(|_| !arrival.caller.has_no_rights());
+                let in_progress = place.map(Handle::begin);
                 request.extensions_mut().insert(arrival);
-                next.run(request).await
+                let response = next.run(request).await;
+                match in_progress {
+                    Some(in_progress) => in_progress.until_sent(response),
+                    None => response,
+                }
             }
             Err(problem) => problem.into_response(),
         };
@@ -298,16 +325,14 @@ async fn arrived(
     at: Moment,
     path: &str,
     headers: &HeaderMap,
-    certificate: Option<&CertificateNames>,
+    certificate: Option<&ClientCertificate>,
     peer: Option<Peer>,
 ) -> Result<Arrival, Problem> {
     app.hosts.check(headers)?;
     // The pages of the dashboard ask for a token where they need one.
     if is_dashboard(path) {
-        return Ok(Arrival {
-            at,
-            caller: app.access.browser(headers, certificate, &app.secret, at.wall_us()),
-        });
+        let session = app.sessions.of(headers, at.wall_us());
+        return Ok(Arrival { at, caller: app.access.browser(session, certificate, at.wall_us()) });
     }
     let caller = app.access.caller(headers, certificate, app.locker.store().env()).await;
     if caller.as_ref().is_err_and(|problem| problem.status() == StatusCode::UNAUTHORIZED) {
@@ -317,6 +342,16 @@ async fn arrived(
         }
     }
     Ok(Arrival { at, caller: caller? })
+}
+
+/// Checks each request to the listener for metrics: to which host it was addressed. It needs no token.
+pub(crate) async fn admit_to_metrics(State(app): Shared, request: Request, next: Next) -> Response {
+    if !PROBES.contains(&request.uri().path())
+        && let Err(problem) = app.metrics_hosts.check(request.headers())
+    {
+        return problem.into_response();
+    }
+    next.run(request).await
 }
 
 fn is_dashboard(path: &str) -> bool {
@@ -381,6 +416,16 @@ mod tests {
         assert!(!ids.contains(&with_another_ttl), "a repetition has the same ttl");
         let distinct: std::collections::HashSet<_> = ids.iter().map(|secret| secret.id()).collect();
         assert_eq!(distinct.len(), ids.len());
+    }
+
+    #[test]
+    fn a_request_waits_no_longer_than_its_caller_is_valid() {
+        let (at, second) = (Moment::from_raw(0, 0), Duration::from_secs(1));
+        let mut caller = Caller::with_rights("ci", Vec::new());
+        assert_eq!(Arrival { at, caller: caller.clone() }.wait(60 * second), 60 * second);
+        caller.valid_until_us = Some(20_000_000);
+        assert_eq!(Arrival { at, caller: caller.clone() }.wait(60 * second), 20 * second);
+        assert_eq!(Arrival { at, caller }.wait(5 * second), 5 * second);
     }
 
     #[tokio::test]

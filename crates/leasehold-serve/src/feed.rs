@@ -381,10 +381,14 @@ pub(crate) fn is_of_record(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported)
 }
 
-/// Returns why the store cannot be read. The message of the error may name a lock that not every viewer may see.
-fn reason(error: &Error) -> &'static str {
+/// The reason of an error for which the store has not responded.
+pub(crate) const NO_RESPONSE: &str = "the store does not respond";
+
+/// Returns why the store cannot be read. The message of the error may name a lock, or tell more about the store than
+/// each caller may know.
+pub(crate) fn reason(error: &Error) -> &'static str {
     match error.kind() {
-        ErrorKind::Unavailable => "the store does not respond",
+        ErrorKind::Unavailable => NO_RESPONSE,
         ErrorKind::Denied => "the store denied access",
         _ => "the store cannot be read",
     }

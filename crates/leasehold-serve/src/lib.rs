@@ -7,7 +7,7 @@
 //! - `api`: one file for each group of routes. Each route checks its input, calls [`Locker`](leasehold::Locker), and
 //!   responds with a type from `view` or with a `problem`.
 //! - `access`: who may do what; tokens of issuers (feature `oidc`); checks against other sites in a browser.
-//! - `connections`, `tls`: how requests arrive.
+//! - `connections`, `tls`: how requests arrive. `limits`, `capacity`: how many.
 //! - `trace`: the span of a request, and its parent from `traceparent` (feature `otlp`).
 //! - `ui`: the dashboard.
 //! - `app`: the state that all routes share. `feed`: the events for viewers. `audit`: the audit log. `grants`: the
@@ -20,6 +20,8 @@ mod api;
 mod app;
 mod audit;
 mod body;
+mod capacity;
+mod changes;
 mod connections;
 mod examiner;
 mod feed;

@@ -1,20 +1,15 @@
-//! Limits on waiting requests and on the rate of new requests.
+//! Limits on the rate of new requests. `capacity` limits how many stay open.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use leasehold::LockName;
 use leasehold::clock::Moment;
 
 use crate::problem::Problem;
 use crate::rates::Rates;
 
-/// How many requests may wait for locks at the same time.
-const MAX_WAITERS: usize = 10_000;
-/// How many of them may wait for one lock.
-const MAX_WAITERS_PER_LOCK: usize = 1_000;
 /// How many new requests a principal may send per second.
 const RATE: f64 = 50.0;
 /// How many requests of a principal may name a hold or a claim that the server does not know and the store does not
@@ -22,47 +17,14 @@ const RATE: f64 = 50.0;
 const FAILURE_RATE: f64 = 10.0;
 const FAILURE_BURST: f64 = 200.0;
 
-/// The waiting requests, and the recent request rate of each principal.
+/// The recent request rate of each principal.
 #[derive(Debug)]
 pub(crate) struct Limits {
-    waiting: Mutex<HashMap<LockName, usize>>,
     rates: Rates<String>,
     failures: Rates<String>,
 }
 
-/// A request that waits for a lock. Dropping it makes room for another one.
-#[derive(Debug)]
-pub(crate) struct Waiting {
-    limits: Arc<Limits>,
-    name: LockName,
-}
-
 impl Limits {
-    fn waiting(&self) -> MutexGuard<'_, HashMap<LockName, usize>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns how many requests wait.
-    pub(crate) fn waiters(&self) -> usize {
-        self.waiting().values().sum()
-    }
-
-    /// Counts a request that waits for `name`.
-    pub(crate) fn wait(self: &Arc<Self>, name: &LockName) -> Result<Waiting, Problem> {
-        let mut waiting = self.waiting();
-        let (all, here) = (waiting.values().sum::<usize>(), waiting.get(name).copied().unwrap_or(0));
-        if all >= MAX_WAITERS || here >= MAX_WAITERS_PER_LOCK {
-            let detail = format!("too many requests are waiting: {here} for this lock, {all} in total");
-            return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-waiters", detail)
-                .with_help(format!(
-                    "at most {MAX_WAITERS_PER_LOCK} may wait for one lock, and {MAX_WAITERS} in total"
-                ))
-                .retry_after(Duration::from_secs(5)));
-        }
-        *waiting.entry(name.clone()).or_default() += 1;
-        Ok(Waiting { limits: self.clone(), name: name.clone() })
-    }
-
     /// Counts a new request of `principal` at `now`.
     pub(crate) fn admit(&self, principal: &str, now: Moment) -> Result<(), Problem> {
         if self.rates.take(principal.to_owned(), now) {
@@ -108,44 +70,9 @@ fn too_many_requests(detail: String) -> Problem {
         .retry_after(Duration::from_secs(1))
 }
 
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        let mut waiting = self.limits.waiting();
-        if let Some(count) = waiting.get_mut(&self.name) {
-            *count -= 1;
-            if *count == 0 {
-                waiting.remove(&self.name);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn waiters_of_one_lock_are_limited_and_leave_room() {
-        let (limits, name) = (Arc::new(Limits::default()), LockName::new("a").unwrap());
-        let mut waiting: Vec<_> = (0..MAX_WAITERS_PER_LOCK).map(|_| limits.wait(&name).unwrap()).collect();
-        assert_eq!(limits.wait(&name).unwrap_err().word(), "too-many-waiters");
-        assert!(limits.wait(&LockName::new("b").unwrap()).is_ok());
-        waiting.pop();
-        assert!(limits.wait(&name).is_ok());
-        drop(waiting);
-        assert!(limits.waiting().is_empty());
-    }
-
-    #[test]
-    fn waiters_of_all_locks_are_limited_together() {
-        let limits = Arc::new(Limits::default());
-        let lock = |number: usize| LockName::new(format!("lock-{number}")).unwrap();
-        let waiting: Vec<_> =
-            (0..MAX_WAITERS).map(|number| limits.wait(&lock(number % 10)).unwrap()).collect();
-        assert_eq!(limits.wait(&lock(10)).unwrap_err().word(), "too-many-waiters");
-        drop(waiting);
-        assert!(limits.wait(&lock(10)).is_ok());
-    }
 
     #[test]
     fn new_requests_and_failures_are_limited_separately() {

@@ -13,6 +13,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets, line
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
+use crate::capacity::Capacity;
 use crate::problem::Problem;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -75,6 +76,8 @@ pub(crate) struct Metrics {
     audit_failures: Counter,
     unauthorized: Family<Reason, Counter>,
     waiters: Gauge,
+    most_waiters: Gauge,
+    polls: Gauge,
     viewers: Gauge,
     store_requests: Family<Request, Counter>,
     store_seconds: Family<OperationLabel, Histogram>,
@@ -104,6 +107,8 @@ impl Metrics {
             audit_failures: Counter::default(),
             unauthorized: Family::default(),
             waiters: Gauge::default(),
+            most_waiters: Gauge::default(),
+            polls: Gauge::default(),
             viewers: Gauge::default(),
             store_requests: Family::default(),
             store_seconds: Family::new_with_constructor(|| {
@@ -113,9 +118,9 @@ impl Metrics {
             registry: Registry::default(),
         };
         metrics.begin_at_zero();
-        let Self { acquisitions, acquire_seconds, renewals, losses, evictions, waiters, viewers, .. } =
-            &metrics;
-        let Self { store_requests, store_seconds, slack, audit_failures, unauthorized, .. } = &metrics;
+        let Self { acquisitions, acquire_seconds, renewals, losses, evictions, .. } = &metrics;
+        let Self { waiters, most_waiters, polls, viewers, audit_failures, unauthorized, .. } = &metrics;
+        let Self { store_requests, store_seconds, slack, .. } = &metrics;
         registry.register("acquisitions", "Requests for a lock, by outcome", acquisitions.clone());
         let help = "Time from a request for a lock to its grant";
         registry.register("acquire_duration_seconds", help, acquire_seconds.clone());
@@ -126,7 +131,9 @@ impl Metrics {
         registry.register("audit_failures", help, audit_failures.clone());
         let help = "Requests without a token, or with a wrong one";
         registry.register("unauthorized", help, unauthorized.clone());
-        registry.register("waiters", "Requests that are waiting for a lock or for a change", waiters.clone());
+        registry.register("waiters", "Requests that are waiting for a lock", waiters.clone());
+        registry.register("waiters_limit", "How many requests may wait for a lock", most_waiters.clone());
+        registry.register("polls", "Requests that are waiting for a change of a lock", polls.clone());
         registry.register("viewers", "Open event streams", viewers.clone());
         registry.register("store_requests", "Requests to the store, by outcome", store_requests.clone());
         let help = "Duration of requests to the store";
@@ -202,10 +209,17 @@ impl Metrics {
         self.audit_failures.inc();
     }
 
-    /// Returns all metrics as text, with the current numbers of waiters and viewers.
-    pub(crate) fn text(&self, waiters: usize, viewers: usize) -> String {
-        self.waiters.set(i64::try_from(waiters).unwrap_or(i64::MAX));
-        self.viewers.set(i64::try_from(viewers).unwrap_or(i64::MAX));
+    /// Returns all metrics as text, with the current numbers of requests that stay open.
+    pub(crate) fn text(&self, capacity: &Capacity) -> String {
+        let Capacity { waits, polls, streams } = capacity;
+        for (gauge, value) in [
+            (&self.waiters, waits.open()),
+            (&self.most_waiters, waits.most()),
+            (&self.polls, polls.open()),
+            (&self.viewers, streams.open()),
+        ] {
+            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        }
         let mut text = String::new();
         // Writing to a string does not fail.
         let _ = encode(&mut text, &self.registry);
@@ -223,10 +237,11 @@ mod tests {
     use leasehold::LossReason;
 
     use super::*;
+    use crate::access::Caller;
 
     #[test]
     fn series_begin_at_zero() {
-        let text = Metrics::new("SQLite").text(0, 0);
+        let text = Metrics::new("SQLite").text(&Capacity::of(160));
         for line in [
             "leasehold_acquisitions_total{outcome=\"granted\"} 0",
             "leasehold_acquisitions_total{outcome=\"unavailable\"} 0",
@@ -253,7 +268,11 @@ mod tests {
         metrics.evicted();
         metrics.not_audited();
         metrics.unauthorized("wrong");
-        let text = metrics.text(2, 1);
+        let capacity = Capacity::of(160);
+        let caller = Caller::with_rights("ci", Vec::new());
+        let _open =
+            [&capacity.waits, &capacity.waits, &capacity.streams].map(|kind| kind.enter(&caller, None));
+        let text = metrics.text(&capacity);
         for line in [
             "leasehold_acquisitions_total{outcome=\"granted\"} 1",
             "leasehold_acquisitions_total{outcome=\"invalid\"} 1",
@@ -267,6 +286,8 @@ mod tests {
             "leasehold_unauthorized_total{reason=\"wrong\"} 1",
             "leasehold_unauthorized_total{reason=\"missing\"} 0",
             "leasehold_waiters 2",
+            "leasehold_waiters_limit 120",
+            "leasehold_polls 0",
             "leasehold_viewers 1",
         ] {
             assert!(text.contains(line), "{line}: {text}");

@@ -7,6 +7,8 @@ use leasehold::clock::{Moment, timeout};
 use leasehold::{LockName, Locker};
 use tokio::sync::Mutex;
 
+use crate::feed::{NO_RESPONSE, reason};
+
 /// How long the store may take to respond.
 const LIMIT: Duration = Duration::from_secs(3);
 /// How long the result of a check is used. Probes need no token, so they must not be able to keep the store from
@@ -21,36 +23,43 @@ pub(crate) struct Readiness(Arc<Mutex<Option<Checked>>>);
 #[derive(Debug)]
 struct Checked {
     at: Moment,
-    /// The error says why the store did not respond.
-    result: Result<(), String>,
+    /// The error says whether the store responded, without its text.
+    result: Result<(), &'static str>,
 }
 
 impl Readiness {
     /// Checks whether the store of `locker` responds.
-    pub(crate) async fn check(&self, locker: &Locker) -> Result<(), String> {
+    pub(crate) async fn check(&self, locker: &Locker) -> Result<(), &'static str> {
         let (readiness, locker) = (self.clone(), locker.clone());
         // Use a task, so that the next probe gets the result even if this one is abandoned.
         let checked = tokio::spawn(async move { readiness.checked(&locker).await }).await;
-        checked.unwrap_or_else(|error| Err(error.to_string()))
+        checked.unwrap_or(Err("the check failed"))
     }
 
-    async fn checked(&self, locker: &Locker) -> Result<(), String> {
+    async fn checked(&self, locker: &Locker) -> Result<(), &'static str> {
         let env = locker.store().env();
         let mut last = self.0.lock().await;
         if let Some(Checked { at, result }) = &*last
             && env.now().longest_since(*at) < RECENT
         {
-            return result.clone();
+            return *result;
         }
         let result = match LockName::new("leasehold-ready") {
             Ok(name) => match timeout(&*env.clock, LIMIT, locker.inspect(&name)).await {
                 Some(Ok(_)) => Ok(()),
-                Some(Err(error)) => Err(error.to_string()),
-                None => Err(format!("the store did not respond within {LIMIT:?}")),
+                Some(Err(error)) => Err((reason(&error), error.to_string())),
+                None => Err((NO_RESPONSE, format!("no response within {LIMIT:?}"))),
             },
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(("the check failed", error.to_string())),
         };
-        *last = Some(Checked { at: env.now(), result: result.clone() });
+        let was_ready = last.as_ref().is_none_or(|last| last.result.is_ok());
+        let result = result.map_err(|(reason, detail)| {
+            if was_ready {
+                tracing::warn!("this server is not ready: {detail}");
+            }
+            reason
+        });
+        *last = Some(Checked { at: env.now(), result });
         result
     }
 }

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use leasehold::Locker;
 use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
 
 use crate::api;
 use crate::app::{App, Dashboard, Settings};
 use crate::audit::Audit;
-use crate::connections::Connections;
+use crate::connections::{self, Connections, MostConnections};
 use crate::tls::Tls;
 use crate::ui;
 
@@ -31,6 +32,9 @@ impl ServeError {
         self.help.as_deref()
     }
 }
+
+/// How many connections the listener for metrics may have.
+const METRICS_CONNECTIONS: MostConnections = MostConnections { in_total: 64, per_address: 32 };
 
 impl fmt::Display for ServeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -59,7 +63,8 @@ pub struct Server {
     listener: TcpListener,
     tls: Option<Arc<Tls>>,
     address: SocketAddr,
-    /// The listener for metrics.
+    most: MostConnections,
+    /// The listener for metrics and probes.
     metrics: Option<TcpListener>,
 }
 
@@ -68,12 +73,18 @@ impl Server {
     ///
     /// # Errors
     /// The address is in use or may not be used. Or other machines could reach the server without a token or without
-    /// TLS, and [`insecure`](Settings::insecure) is not set.
+    /// TLS, or could read its metrics, and [`insecure`](Settings::insecure) is not set.
     pub async fn bind(locker: Locker, settings: Settings) -> Result<Self, ServeError> {
         let wanted = settings.listen;
         let is_protected = settings.access.needs_token() && settings.tls.is_some();
         if !wanted.ip().is_loopback() && !is_protected && !settings.insecure {
             return Err(refused(wanted, settings.access.needs_token(), settings.tls.is_some()));
+        }
+        if let Some(metrics) = settings.metrics
+            && !metrics.ip().is_loopback()
+            && !settings.insecure
+        {
+            return Err(refused_metrics(metrics));
         }
         let client_ca = settings.tls.as_ref().is_some_and(|tls| tls.accepts_client_certificates());
         if settings.access.has_certificates() != client_ca {
@@ -85,10 +96,12 @@ impl Server {
             Audit::open(file, locker.store().env()).map_err(failed)
         });
         let audit = audit.transpose()?;
-        let listener = listen(wanted, "--listen").await?;
+        let in_total = settings.max_connections.max(1);
+        let per_address = if settings.behind_proxy { in_total } else { in_total.div_ceil(4) };
+        let listener = listen(wanted, "--listen")?;
         let address = listener.local_addr().map_err(|error| ServeError::new(format!("{wanted}: {error}")))?;
         let metrics = match settings.metrics {
-            Some(address) => Some(listen(address, "--metrics").await?),
+            Some(address) => Some(listen(address, "--metrics")?),
             None => None,
         };
         Ok(Self {
@@ -96,6 +109,7 @@ impl Server {
             listener,
             tls,
             address,
+            most: MostConnections { in_total, per_address },
             metrics,
         })
     }
@@ -137,29 +151,35 @@ impl Server {
                 stopping.cancel();
             }
         });
+        let clock = self.app.locker.store().env().clock.clone();
+        // Probes get answers until the requests in progress have ended.
+        let drained = CancellationToken::new();
         let metrics = self.metrics.map(|listener| {
             let router = api::metrics_router(self.app.clone());
-            tokio::spawn(async move { axum::serve(listener, router).await })
+            let (clock, stopping, most) = (clock.clone(), drained.clone(), METRICS_CONNECTIONS);
+            tokio::spawn(Connections { router, tls: None, clock, stopping, most }.serve(listener))
         });
         let pages = (self.app.dashboard != Dashboard::Off).then(ui::routes);
-        let clock = self.app.locker.store().env().clock.clone();
         let router = api::router(self.app, pages.unwrap_or_default());
-        Connections { router, tls: self.tls, clock, stopping }.serve(self.listener).await;
+        let most = self.most;
+        Connections { router, tls: self.tls, clock, stopping, most }.serve(self.listener).await;
         flushing.abort();
         if let Some(audit) = &app.audit {
             audit.flush().await;
         }
         looking.abort();
         keys.abort();
+        drained.cancel();
         if let Some(metrics) = metrics {
-            metrics.abort();
+            // It ends soon, because none of its requests is of a caller with rights.
+            let _ = metrics.await;
         }
         Ok(())
     }
 }
 
-async fn listen(address: SocketAddr, option: &str) -> Result<TcpListener, ServeError> {
-    TcpListener::bind(address).await.map_err(|error| ServeError {
+fn listen(address: SocketAddr, option: &str) -> Result<TcpListener, ServeError> {
+    connections::listen(address).map_err(|error| ServeError {
         message: format!("cannot listen on {address}: {error}"),
         help: Some(format!("choose another address with {option}")),
     })
@@ -175,6 +195,16 @@ fn refused(address: SocketAddr, has_tokens: bool, has_tls: bool) -> ServeError {
         message: format!("{address} can be reached from other machines, but the server has no {missing}"),
         help: Some(
             "use --access, --tls-cert and --tls-key; or put a proxy with TLS in front of the server on this machine; or use --insecure if the network is trusted"
+                .to_owned(),
+        ),
+    }
+}
+
+fn refused_metrics(address: SocketAddr) -> ServeError {
+    ServeError {
+        message: format!("{address} can be reached from other machines, but metrics have neither tokens nor TLS"),
+        help: Some(
+            "use a loopback address for --metrics; or use --insecure if only trusted machines can reach that port"
                 .to_owned(),
         ),
     }

@@ -1,5 +1,7 @@
 //! TLS: the certificates of the server and of clients.
 
+mod client;
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,6 +11,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 use sha2::{Digest as _, Sha256};
+
+pub(crate) use self::client::ClientCertificate;
 
 /// The reason why a certificate or key cannot be used.
 #[derive(Debug)]
@@ -184,30 +188,4 @@ fn certificates(file: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>,
 
 fn invalid(file: &Path, why: &dyn fmt::Display) -> InvalidTls {
     InvalidTls(format!("{}: {why}", file.display()))
-}
-
-/// The names in a client's certificate, which the TLS handshake has verified: DNS names and URIs.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct CertificateNames(Arc<[String]>);
-
-impl CertificateNames {
-    pub(crate) fn of(certificate: &CertificateDer<'_>) -> Self {
-        let Ok(certificate) = webpki::EndEntityCert::try_from(certificate) else { return Self::default() };
-        // A certificate authority may be limited to some DNS names but not to URIs, so a name of one kind must not pass
-        // for the other.
-        let dns = certificate.valid_dns_names().filter(|name| !name.contains(':'));
-        let uris = certificate.valid_uri_names().filter(|name| name.contains(':'));
-        Self(dns.chain(uris).map(str::to_owned).collect())
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(String::as_str)
-    }
-}
-
-#[cfg(test)]
-impl From<&[&str]> for CertificateNames {
-    fn from(names: &[&str]) -> Self {
-        Self(names.iter().map(|name| (*name).to_owned()).collect())
-    }
 }

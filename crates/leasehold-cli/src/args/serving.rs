@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum, ValueHint};
+use leasehold_serve::Settings;
 
 #[derive(Debug, Args)]
 #[command(
@@ -38,9 +39,16 @@ pub(crate) struct ServeArgs {
     /// File to which the server appends a line of JSON for each acquisition, release, loss and eviction
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) audit: Option<PathBuf>,
-    /// Address of a separate listener for Prometheus metrics at /metrics, without access control
+    /// Address of a separate listener without access control, for Prometheus metrics at /metrics and for probes at
+    /// /healthz and /readyz
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) metrics: Option<SocketAddr>,
+    /// Maximum number of connections. Requests that wait for locks may be three quarters of them
+    #[arg(long, value_name = "N", default_value_t = Settings::MAX_CONNECTIONS, value_parser = connections)]
+    pub(crate) max_connections: usize,
+    /// Clients connect through a reverse proxy. Otherwise, one address may have a quarter of the connections
+    #[arg(long)]
+    pub(crate) behind_proxy: bool,
     /// Additional host name that clients use for the server; can be repeated
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) host: Vec<String>,
@@ -55,12 +63,19 @@ pub(crate) struct ServeArgs {
     /// access file maps certificates to principals
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires_all = ["tls_cert", "access"])]
     pub(crate) client_ca: Option<PathBuf>,
-    /// Allow a --listen address beyond this machine without TLS or without --access
+    /// Allow a --listen address beyond this machine without TLS or without --access, and a --metrics address beyond
+    /// this machine
     #[arg(long)]
     pub(crate) insecure: bool,
     /// What the dashboard at /ui/ may do
     #[arg(long, value_name = "MODE", value_enum, default_value = "ro")]
     pub(crate) ui: Ui,
+}
+
+/// Parses a maximum number of connections.
+fn connections(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| (16..=1_000_000).contains(number));
+    number.ok_or_else(|| "must be a number from 16 to 1,000,000".to_owned())
 }
 
 /// What the dashboard may do.

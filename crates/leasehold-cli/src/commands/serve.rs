@@ -7,6 +7,7 @@ use leasehold::lease::Id;
 use leasehold::random::Random;
 use leasehold_serve::{Access, Dashboard, ServeError, Server, Settings, Tls};
 use rustix::fs::{FileType, fstat};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 use tokio::runtime::Runtime;
 
@@ -20,6 +21,10 @@ use crate::signals::Signals;
 
 /// Minimum length of a secret, in bytes.
 const SECRET: usize = 32;
+
+/// How many files the server opens at most that are not connections of clients to the API: connections to the store and
+/// to the listener for metrics, and files.
+const OTHER_FILES: u64 = 256;
 
 /// How long the shutdown of the server may wait for the threads of its runtime.
 const THREADS_TIMEOUT: Duration = Duration::from_secs(1);
@@ -59,6 +64,8 @@ async fn run(context: &Context, args: ServeArgs) -> Result<u8, Failure> {
     settings.hosts = args.host;
     settings.insecure = args.insecure;
     (settings.audit, settings.metrics) = (args.audit, args.metrics);
+    settings.max_connections = with_files(args.max_connections);
+    settings.behind_proxy = args.behind_proxy;
     if let (Some(certificate), Some(key)) = (args.tls_cert, args.tls_key) {
         let tls = Tls::load(certificate, key, args.client_ca).map_err(|error| {
             Failure::usage(format!("TLS: {error}"))
@@ -108,6 +115,29 @@ fn others_can_read_stdout() -> bool {
     fstat(std::io::stdout()).is_ok_and(|found| {
         FileType::from_raw_mode(found.st_mode) == FileType::RegularFile && found.st_mode & 0o077 != 0
     })
+}
+
+/// Returns how many connections the server can have, at most `wanted`. Each needs an open file. Raises the limit of this
+/// process if necessary.
+fn with_files(wanted: usize) -> usize {
+    let limit = getrlimit(Resource::Nofile);
+    let needed = u64::try_from(wanted).unwrap_or(u64::MAX).saturating_add(OTHER_FILES);
+    if limit.current.is_none_or(|current| current >= needed) {
+        return wanted;
+    }
+    let most = limit.maximum.map_or(needed, |maximum| needed.min(maximum));
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(most), ..limit });
+    let files = if raised.is_ok() { most } else { limit.current.unwrap_or(most) };
+    if files >= needed {
+        return wanted;
+    }
+    // Keep half of a small limit for other files.
+    let found = usize::try_from(files.saturating_sub(OTHER_FILES).max(files / 2)).unwrap_or(wanted);
+    tracing::warn!(
+        "this process may open {files} files, so the server accepts {found} connections instead of {wanted}. Raise the \
+limit: LimitNOFILE of systemd, ulimit -n"
+    );
+    found
 }
 
 /// Returns 128 random bits as text.

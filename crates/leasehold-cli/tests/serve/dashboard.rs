@@ -309,8 +309,11 @@ fn the_session_is_a_cookie_that_scripts_cannot_read() {
     let headers = [("Cookie", &*signed_in.cookie()), ("If-Match", "\"1\"")];
     let body = serde_json::json!({ "lock": "deploy", "reason": "x" });
     assert_eq!(server.post("/v1/evict", &headers, &body).status, 403);
+    let is_signed_in = || ask(&server, "GET /ui/", &signed_in.cookie(), "").text.contains("Signed in as");
+    assert!(is_signed_in());
     let out = ask(&server, "POST /ui/sign-out", &signed_in.cookie(), "").expect(303);
     assert!(out.header("set-cookie").unwrap().contains("Max-Age=0"));
+    assert!(!is_signed_in(), "a copy of the cookie is not valid either");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::support::Sandbox;
 
 pub(super) fn metrics(server: &Server) -> String {
     let mut stream = TcpStream::connect(&server.metrics).unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n").unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     text

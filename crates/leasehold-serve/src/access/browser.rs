@@ -23,8 +23,8 @@ enum AllowedHosts {
     Names(Vec<String>),
     /// Any name, because callers need a token, which another site does not have.
     Any,
-    /// Any IP address, because the name of another site is not an address.
-    Addresses,
+    /// Any IP address, because the name of another site is not an address, and these names.
+    Addresses(Vec<String>),
 }
 
 impl Hosts {
@@ -38,16 +38,22 @@ impl Hosts {
         let allowed = match (names.is_empty(), needs_token) {
             (false, _) => AllowedHosts::Names(names),
             (true, true) => AllowedHosts::Any,
-            (true, false) => AllowedHosts::Addresses,
+            (true, false) => AllowedHosts::Addresses(Vec::new()),
         };
         Self { allowed, has_tls }
+    }
+
+    /// Returns the names of a listener that needs no token: `names`, and all IP addresses of this machine.
+    pub(crate) fn without_tokens(names: &[String]) -> Self {
+        let names = names.iter().map(|name| name.to_ascii_lowercase()).chain(["localhost".to_owned()]);
+        Self { allowed: AllowedHosts::Addresses(names.collect()), has_tls: false }
     }
 
     fn is_allowed(&self, host: &str) -> bool {
         match &self.allowed {
             AllowedHosts::Names(names) => names.iter().any(|name| name == host),
             AllowedHosts::Any => true,
-            AllowedHosts::Addresses => is_address(host),
+            AllowedHosts::Addresses(names) => is_address(host) || names.iter().any(|name| name == host),
         }
     }
 
@@ -117,6 +123,17 @@ mod tests {
         let with_tls = Hosts::of("127.0.0.1:7420".parse().unwrap(), &[], false, true);
         let check = |origin| with_tls.check(&headers("localhost:7420", Some(origin))).is_ok();
         assert!(check("https://localhost:7420") && !check("http://localhost:7420"));
+    }
+
+    #[test]
+    fn without_tokens_addresses_and_listed_names_count() {
+        let hosts = Hosts::without_tokens(&["Locks.example".to_owned()]);
+        let check = |host| hosts.check(&headers(host, None)).is_ok();
+        for host in ["10.0.0.1:7422", "[fd00::1]", "localhost:7422", "locks.example"] {
+            assert!(check(host), "{host}");
+        }
+        // The owner of such a name may make it resolve to this server (DNS rebinding).
+        assert!(!check("evil.example:7422") && !check(""));
     }
 
     #[test]

@@ -247,6 +247,7 @@ impl Issuer {
             principal: Some(principal),
             names_holders: false,
             valid_until_us: Some(valid_until_us),
+            session: None,
             rights,
         })
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::HeaderMap;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use futures_util::{Stream, stream};
 use leasehold::clock::timeout;
@@ -17,6 +17,7 @@ use utoipa::IntoParams;
 use crate::access::Right;
 use crate::app::{App, Arrival, Shared};
 use crate::body::Parameters;
+use crate::capacity::StaysOpen;
 use crate::feed::{FeedEvent, Numbered, Viewer};
 use crate::problem::Problem;
 
@@ -33,15 +34,12 @@ pub(crate) struct EventsQuery {
     looks: bool,
 }
 
-/// How many streams may be open at the same time.
-const MAX_VIEWERS: usize = 200;
-
 /// Streams events about locks, as server-sent events.
 ///
 /// With `Last-Event-ID`, the stream begins after that event. If too many events have followed it, or the id is from
 /// another server, the first event is `reset`: read the locks again. The stream ends when the caller's token expires.
 #[utoipa::path(get, path = "/v1/events", params(EventsQuery, ("Last-Event-ID" = Option<String>, Header)), responses(
-    (status = 200, content_type = "text/event-stream", body = FeedEvent), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"),
+    (status = 200, content_type = "text/event-stream", body = FeedEvent), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
     (status = 429, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn events(
     State(app): Shared,
@@ -49,20 +47,22 @@ pub(crate) async fn events(
     headers: HeaderMap,
     Parameters(query): Parameters<EventsQuery>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
-    if app.feed.viewers() >= MAX_VIEWERS {
-        return Err(Problem::new(
-            StatusCode::TOO_MANY_REQUESTS,
-            "too-many-viewers",
-            format!("too many event streams are open (maximum {MAX_VIEWERS})"),
-        )
-        .retry_after(Duration::from_secs(10)));
-    }
+    let prefixes = arrival.caller.require_readable(&query.prefix)?;
+    let open = app.capacity.streams.enter(&arrival.caller, None)?;
     let seen = headers.get("last-event-id").and_then(|seen| seen.to_str().ok());
-    let mut viewer = app.feed.view(arrival.caller.readable(&query.prefix), seen);
+    let mut viewer = app.feed.view(prefixes, seen);
     let missed = std::mem::take(&mut viewer.missed).into();
     let reset = viewer.has_gap;
-    let events =
-        EventStream { app, arrival, prefix: query.prefix, looks: query.looks, viewer, missed, reset };
+    let events = EventStream {
+        app,
+        arrival,
+        prefix: query.prefix,
+        looks: query.looks,
+        viewer,
+        missed,
+        reset,
+        _open: open,
+    };
     let stream = stream::unfold(events, |mut events| async move { Some((Ok(events.next().await?), events)) });
     Ok(Sse::new(stream).keep_alive(KeepAlive::new().interval(Duration::from_secs(15))))
 }
@@ -75,11 +75,22 @@ struct EventStream {
     viewer: Viewer,
     missed: VecDeque<Numbered>,
     reset: bool,
+    _open: StaysOpen,
 }
 
 impl EventStream {
-    /// Returns the next event, or `None` when the server stops or the caller's token or session has expired.
+    /// Returns the next event, or `None` when the server stops or the caller's token or session has ended.
     async fn next(&mut self) -> Option<Event> {
+        let (app, session) = (self.app.clone(), self.arrival.caller.session.clone());
+        tokio::select! {
+            biased;
+            () = app.sessions.ended(session.as_ref()) => None,
+            event = self.until_expired() => event,
+        }
+    }
+
+    /// Returns the next event, or `None` when the server stops or the caller's token or session has expired.
+    async fn until_expired(&mut self) -> Option<Event> {
         let Some(valid) = self.arrival.caller.valid_for(self.app.now()) else {
             return self.following().await;
         };
@@ -137,7 +148,7 @@ mod tests {
     use leasehold::{LockName, Locker};
 
     use super::*;
-    use crate::access::Access;
+    use crate::access::{Access, Caller};
     use crate::app::Settings;
 
     const VALID: Duration = Duration::from_secs(60);
@@ -199,6 +210,25 @@ mod tests {
         }
         server.app.stopping.cancel();
         assert!(endless.await.contains("event: acquired"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_ends_when_its_user_signs_out() {
+        let server = Server::new().await;
+        let (app, now_us) = (server.app.clone(), server.app.now().wall_us());
+        let cookie = HeaderValue::from_str(&app.sessions.open("t", now_us).unwrap()).unwrap();
+        let headers = HeaderMap::from_iter([("cookie".parse().unwrap(), cookie)]);
+        let mut caller = Caller::with_rights("operator", vec![(String::new(), vec![Right::Read])]);
+        caller.session = app.sessions.of(&headers, now_us);
+        assert!(caller.session.is_some());
+        let query = Parameters(EventsQuery { prefix: String::new(), looks: false });
+        let arrival = Arrival { at: app.now(), caller };
+        let stream = events(State(app.clone()), arrival, HeaderMap::new(), query).await;
+        let mut stream = Box::pin(text(stream.map(|stream| stream.into_response().into_body()).unwrap()));
+        assert!(stream.as_mut().now_or_never().is_none());
+        app.sessions.end(&headers, now_us);
+        server.publish();
+        assert_eq!(stream.now_or_never().as_deref(), Some(""));
     }
 
     #[tokio::test(start_paused = true)]

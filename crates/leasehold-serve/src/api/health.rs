@@ -12,18 +12,19 @@ pub(crate) async fn healthz() -> StatusCode {
     StatusCode::NO_CONTENT
 }
 
-/// Reports whether the server is ready: it is not stopping, the store responds, and the audit log can be written.
+/// Reports whether the server is ready: it is not stopping, the store responds, and the audit log can be written. Probes
+/// need no token, so the response does not say what the store responded. The log says it.
 #[utoipa::path(get, path = "/readyz", responses((status = 204), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn readyz(State(app): Shared) -> Result<StatusCode, Problem> {
-    let unready = |detail: String| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unready", detail);
+    let unready = |detail| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unready", detail);
     if app.stopping.is_cancelled() {
-        return Err(unready("this server is shutting down".to_owned()));
+        return Err(unready("this server is shutting down"));
     }
     app.readiness.check(&app.locker).await.map_err(unready)?;
     if let Some(audit) = &app.audit
         && !audit.is_writable().await
     {
-        return Err(unready("the audit log cannot be written".to_owned()));
+        return Err(unready("the audit log cannot be written"));
     }
     Ok(StatusCode::NO_CONTENT)
 }

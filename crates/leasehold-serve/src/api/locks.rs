@@ -14,6 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::access::Right;
 use crate::app::{Arrival, Shared};
 use crate::body::{Parameters, PathName, duration};
+use crate::changes::Read;
 use crate::feed::is_of_record;
 use crate::problem::Problem;
 use crate::view::{LockDetail, LockView, StateView};
@@ -25,8 +26,6 @@ const DEFAULT_LIMIT: usize = 100;
 const MAX_LIMIT: usize = 1_000;
 /// Maximum wait for a change.
 const MAX_WAIT: Duration = Duration::from_secs(60);
-/// The interval at which a request that waits for a change reads the lock.
-const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -129,23 +128,48 @@ pub(crate) async fn show(
     let wait = query.wait.as_deref().map_or(Ok(Duration::ZERO), |wait| duration("wait", wait, MAX_WAIT))?;
     app.limits.admit(arrival.caller.name(), arrival.at)?;
     let known = headers.get(header::IF_NONE_MATCH).and_then(|known| known.to_str().ok());
-    let _waiting = if wait.is_zero() { None } else { Some(app.limits.wait(&name)?) };
-    loop {
-        let detail = LockDetail::of(&app.locker.inspect(&name).await?);
-        let tag = format!("\"{}\"", detail.lock.version());
-        let tag_header = HeaderValue::from_str(&tag).unwrap_or(HeaderValue::from_static("\"\""));
-        if known != Some(&*tag) {
-            return Ok(([(header::ETAG, tag_header)], Json(detail)).into_response());
-        }
-        let is_over = app.now().longest_since(arrival.at) + POLL_INTERVAL >= wait;
-        if is_over || app.stopping.is_cancelled() {
-            return Ok((StatusCode::NOT_MODIFIED, [(header::ETAG, tag_header)]).into_response());
-        }
-        tokio::select! {
-            () = app.sleep(POLL_INTERVAL) => {}
-            () = app.stopping.cancelled() => {}
+    let first = app.changes.read(&name).await;
+    let began = first.began;
+    if let Some(changed) = unless_known(first, known)? {
+        return Ok(changed);
+    }
+    let is_stopping = app.stopping.is_cancelled();
+    let wait = arrival.wait(wait).saturating_sub(app.now().longest_since(arrival.at));
+    if !wait.is_zero() && !is_stopping {
+        let _open = app.capacity.polls.enter(&arrival.caller, None)?;
+        let mut changes = app.changes.follow(&name);
+        let changed = async {
+            while let Some(read) = changes.read_after(began).await {
+                if let Some(changed) = unless_known(read, known)? {
+                    return Ok(Some(changed));
+                }
+            }
+            Ok(None)
+        };
+        let changed: Result<_, Problem> = tokio::select! {
+            changed = changed => changed,
+            () = app.sleep(wait) => Ok(None),
+            () = app.stopping.cancelled() => Ok(None),
+        };
+        if let Some(changed) = changed? {
+            return Ok(changed);
         }
     }
+    let tag = known.and_then(|known| HeaderValue::from_str(known).ok());
+    let mut unchanged = StatusCode::NOT_MODIFIED.into_response();
+    unchanged.headers_mut().extend(tag.map(|tag| (header::ETAG, tag)));
+    Ok(unchanged)
+}
+
+/// Returns the lock as a response, or `None` if its `ETag` is `known`.
+fn unless_known(read: Read, known: Option<&str>) -> Result<Option<Response>, Problem> {
+    let detail = read.result?;
+    let tag = format!("\"{}\"", detail.lock.version());
+    if known == Some(&*tag) {
+        return Ok(None);
+    }
+    let tag = HeaderValue::from_str(&tag).unwrap_or(HeaderValue::from_static("\"\""));
+    Ok(Some(([(header::ETAG, tag)], Json(&*detail)).into_response()))
 }
 
 #[cfg(test)]

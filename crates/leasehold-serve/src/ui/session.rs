@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::format::in_query;
 use super::layout::{Head, Page};
-use crate::access::{Access, SESSION_LIFETIME};
+use crate::access::{SESSION_LIFETIME, Sessions};
 use crate::app::{App, Arrival, Dashboard, Shared};
 use crate::body::Timely;
 use crate::problem::Problem;
@@ -122,7 +122,7 @@ pub(super) async fn sign_in(
         Err(problem) => return head.problem(&problem).into_response(),
     };
     let to = own_page(&form.to);
-    match app.open_session(form.token.trim()) {
+    match app.sessions.open(form.token.trim(), app.now().wall_us()) {
         Some(cookie) => with_cookie(&headers, &cookie, PAGES, SESSION_LIFETIME.as_secs(), Redirect::to(to)),
         None => {
             app.wrong_token(peer.map(|Extension(peer)| peer)).await;
@@ -135,7 +135,10 @@ pub(super) async fn sign_in(
 
 pub(super) async fn sign_out(State(app): Shared, arrival: Arrival, headers: HeaderMap) -> Response {
     match check_origin(&headers) {
-        Ok(()) => with_cookie(&headers, &Access::no_session(), PAGES, 0, Redirect::to(PAGES)),
+        Ok(()) => {
+            app.sessions.end(&headers, app.now().wall_us());
+            with_cookie(&headers, &Sessions::no_session(), PAGES, 0, Redirect::to(PAGES))
+        }
         Err(problem) => Head::new(&app, &arrival, "/ui/").problem(&problem).into_response(),
     }
 }

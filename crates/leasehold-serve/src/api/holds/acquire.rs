@@ -15,8 +15,8 @@ use super::{report, token};
 use crate::access::Right;
 use crate::app::{App, Arrival, Shared};
 use crate::body::{Payload, duration, lock_name};
+use crate::capacity::StaysOpen;
 use crate::grants::Fate;
-use crate::limits::Waiting;
 use crate::problem::Problem;
 use crate::trace;
 use crate::view::ms;
@@ -86,7 +86,7 @@ async fn granted(
     let key = key.map(idempotency_key).transpose()?;
     let claim = request.claim.as_deref().map(claim_secret).transpose()?;
     let wait = request.wait.as_deref().map_or(Ok(Duration::ZERO), |wait| duration("wait", wait, MAX_WAIT))?;
-    let ttl = ttl(request)?;
+    let (wait, ttl) = (arrival.wait(wait), ttl(request)?);
     let is_plain = request.permits.is_none() && !request.shared;
     let secret = match (claim, key) {
         (Some(_), _) if !is_plain => {
@@ -103,7 +103,8 @@ async fn granted(
     };
     let lock = lock(app, arrival, &name, request)?.ttl(ttl);
     app.limits.admit(arrival.caller.name(), arrival.at)?;
-    let counted = if wait.is_zero() { None } else { Some(app.limits.wait(&name)?) };
+    let counted =
+        if wait.is_zero() { None } else { Some(app.capacity.waits.enter(&arrival.caller, Some(&name))?) };
     let waiter = match secret {
         Some(secret) if !wait.is_zero() => Some(app.waits.join(&name, secret.id(), |reporter| {
             let lock = lock.clone().on_wait(move |held| reporter.report(held));
@@ -220,7 +221,7 @@ async fn repeatable(lock: &Lock, secret: Secret, wait: Duration) -> Outcome {
 async fn waited(
     app: &App,
     name: &LockName,
-    (mut waiter, counted): (Waiter, Option<Waiting>),
+    (mut waiter, counted): (Waiter, Option<StaysOpen>),
     wait: Duration,
     keeps_place: bool,
 ) -> Outcome {
