@@ -210,7 +210,8 @@ struct Log(SyncSender<Vec<u8>>);
 impl Log {
     fn start() -> Self {
         let (sender, lines) = sync_channel::<Vec<u8>>(LOG_BACKLOG);
-        std::thread::spawn(move || {
+        // Without the thread, there is no log.
+        let _ = std::thread::Builder::new().spawn(move || {
             for line in lines {
                 let _ = std::io::stderr().write_all(&line);
             }

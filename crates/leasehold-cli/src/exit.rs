@@ -1,8 +1,12 @@
-//! Exit codes, and the error that carries one.
+//! How leasehold ends: exit codes, signals, and the error that carries one of them.
 
-use std::process::ExitStatus;
+use std::io::Write as _;
+use std::process::{ExitCode, ExitStatus};
 
 use leasehold::{Error, ErrorKind};
+use rustix::process::{Pid, Signal, getpid};
+
+use crate::signals::ENDING;
 
 /// A negative result: the lock of a ticket is lost, the lock is not held with that token (`break`), a higher token has
 /// written the object (`put`), the store is not safe (`doctor`).
@@ -31,10 +35,85 @@ pub(crate) const NOT_FOUND: u8 = 127;
 /// Added to the number of the signal that ended CMD, or that ended leasehold while it waited.
 pub(crate) const SIGNAL_BASE: u8 = 128;
 
-/// Why a subcommand failed: message and exit code.
+/// How a subcommand ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// With an exit code.
+    Code(u8),
+    /// By a signal of [`ENDING`] that has ended leasehold's wait, or its command.
+    By(Signal),
+}
+
+impl Exit {
+    /// Returns the exit code, as a shell shows it.
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Code(code) => code,
+            Self::By(signal) => of_signal(signal.as_raw()),
+        }
+    }
+
+    /// Ends this process, or returns its exit code.
+    ///
+    /// A shell script stops after Ctrl-C only if the program that it runs is killed by SIGINT. A program that exits,
+    /// even with 130, seems to have handled the signal, and bash continues with the next line of the script.
+    pub(crate) fn end(self) -> ExitCode {
+        match self {
+            // The kernel does not kill process 1 of a container by a signal that it sends to itself.
+            Self::By(signal) if getpid() != Pid::INIT => {
+                dump_no_core();
+                // Returns only for a signal that does not end a process.
+                let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
+            }
+            Self::By(_) | Self::Code(_) => {}
+        }
+        ExitCode::from(self.code())
+    }
+}
+
+impl From<u8> for Exit {
+    fn from(code: u8) -> Self {
+        Self::Code(code)
+    }
+}
+
+/// Makes a panic of the main thread an error in one line, with exit code 125. Libraries panic if the system refuses a
+/// descriptor or a thread. A panic in another thread is reported by whatever awaits that thread.
+pub(crate) fn fail_on_panic() {
+    let default = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if std::thread::current().name() != Some("main") {
+            return default(panic);
+        }
+        let why = panic.payload_as_str().unwrap_or("unknown error");
+        let place = panic.location().map(|place| format!(" ({}:{})", place.file(), place.line()));
+        let message = format!("leasehold stopped: {}{}", clean(why), place.unwrap_or_default());
+        // Without a panic if stderr is closed.
+        let _ = writeln!(std::io::stderr(), "error: {message}");
+        std::process::exit(FAILED.into());
+    }));
+}
+
+/// Prevents a core dump at SIGQUIT: the memory of this process may hold passwords, and the command has dumped its own.
+fn dump_no_core() {
+    // Both fail only if the system does not know them.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
+    let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
+}
+
+/// Returns 128 + the number of a signal.
+fn of_signal(number: i32) -> u8 {
+    u8::try_from(number).ok().and_then(|number| SIGNAL_BASE.checked_add(number)).unwrap_or(FAILED)
+}
+
+/// Why a subcommand failed: message, and exit code or signal.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u8,
+    /// The signal that ended leasehold's wait, or its command.
+    pub(crate) signal: Option<Signal>,
     /// One word, for programs.
     pub(crate) kind: String,
     pub(crate) message: String,
@@ -43,7 +122,21 @@ pub(crate) struct Failure {
 
 impl Failure {
     pub(crate) fn new(code: u8, kind: &str, message: impl Into<String>) -> Self {
-        Self { code, kind: kind.to_owned(), message: clean(&message.into()), help: Vec::new() }
+        Self { code, signal: None, kind: kind.to_owned(), message: clean(&message.into()), help: Vec::new() }
+    }
+
+    /// Creates the failure that ends leasehold as `exit`.
+    pub(crate) fn ending(exit: Exit, kind: &str, message: impl Into<String>) -> Self {
+        let signal = match exit {
+            Exit::By(signal) => Some(signal),
+            Exit::Code(_) => None,
+        };
+        Self { signal, ..Self::new(exit.code(), kind, message) }
+    }
+
+    /// Returns how leasehold ends after this failure.
+    pub(crate) fn exit(&self) -> Exit {
+        self.signal.map_or(Exit::Code(self.code), Exit::By)
     }
 
     /// Returns whether the command was not found or is not executable.
@@ -85,15 +178,16 @@ fn clean(text: &str) -> String {
     leasehold::lease::printable(text, text.len())
 }
 
-/// Returns the exit code for a child that ended with `status`: its own code, or 128 + signal.
-pub(crate) fn of_child(status: ExitStatus) -> u8 {
+/// Returns how leasehold ends after a child that ended with `status`: with its exit code, by its signal if that is one
+/// of [`ENDING`], or with 128 + signal.
+pub(crate) fn of_child(status: ExitStatus) -> Exit {
     use std::os::unix::process::ExitStatusExt as _;
-    let code = match (status.code(), status.signal()) {
-        (Some(code), _) => Some(code),
-        (None, Some(signal)) => signal.checked_add(i32::from(SIGNAL_BASE)),
-        (None, None) => None,
-    };
-    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(FAILED)
+    if let Some(code) = status.code() {
+        return Exit::Code(u8::try_from(code).unwrap_or(FAILED));
+    }
+    let number = status.signal().unwrap_or_default();
+    let ending = ENDING.into_iter().find(|signal| signal.as_raw() == number);
+    ending.map_or_else(|| Exit::Code(of_signal(number)), Exit::By)
 }
 
 #[cfg(test)]
@@ -104,9 +198,12 @@ mod tests {
 
     #[test]
     fn the_exit_code_is_the_childs_or_128_plus_its_signal() {
-        assert_eq!(of_child(ExitStatus::from_raw(0)), 0);
-        assert_eq!(of_child(ExitStatus::from_raw(7 << 8)), 7);
-        assert_eq!(of_child(ExitStatus::from_raw(9)), 137);
-        assert_eq!(of_child(ExitStatus::from_raw(64)), 192);
+        assert_eq!(of_child(ExitStatus::from_raw(0)), Exit::Code(0));
+        assert_eq!(of_child(ExitStatus::from_raw(7 << 8)), Exit::Code(7));
+        assert_eq!(of_child(ExitStatus::from_raw(130 << 8)), Exit::Code(130), "it has handled the signal");
+        assert_eq!(of_child(ExitStatus::from_raw(9)), Exit::Code(137));
+        assert_eq!(of_child(ExitStatus::from_raw(64)), Exit::Code(192));
+        assert_eq!(of_child(ExitStatus::from_raw(2)), Exit::By(Signal::INT));
+        assert_eq!(Exit::By(Signal::TERM).code(), 143);
     }
 }

@@ -18,28 +18,20 @@ mod otlp;
 mod output;
 mod report;
 mod signals;
+#[cfg(target_os = "linux")]
+mod store_socket;
 mod wait_progress;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::CommandFactory as _;
-
-use crate::args::Cli;
-
 fn main() -> ExitCode {
+    exit::fail_on_panic();
     let arguments: Vec<OsString> = std::env::args_os().collect();
     // Checked first: `run` starts this program again for its child, and that must be fast.
     if let Some(code) = child::internal_subcommand(&arguments) {
         return code;
     }
-    answer_shell();
-    commands::dispatch(&arguments)
-}
-
-/// If a shell requests completions, prints them and exits. Otherwise does nothing.
-fn answer_shell() {
-    if std::env::var_os(complete::VARIABLE).is_some() {
-        clap_complete::CompleteEnv::with_factory(Cli::command).var(complete::VARIABLE).complete();
-    }
+    complete::answer_shell();
+    commands::dispatch(&arguments).end()
 }

@@ -18,7 +18,7 @@ pub(super) async fn acquire(context: &Context, args: AcquireArgs) -> Result<u8, 
     if mode == Mode::Exclusive {
         return Err(Failure::usage("--exclusive cannot be used with `acquire`").with_help(format!(
             "an exclusive lock consists of nine locks, and a ticket holds one; instead use: leasehold run --exclusive {} -- ...",
-            human::quoted(name.as_str())
+            human::last_argument(&name)
         )));
     }
     let line = "leasehold acquire".to_owned();

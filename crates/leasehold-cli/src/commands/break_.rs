@@ -18,7 +18,7 @@ pub(super) async fn break_(context: &Context, args: BreakArgs) -> Result<u8, Fai
     let by = format!("{}@{}", who.name, who.host);
     let why = Eviction::new(&by, args.reason.as_deref().unwrap_or_default());
     if locker.evict_for(&name, token, &why).await? == Evicted::Changed {
-        let (lock, flag) = (human::quoted(name.as_str()), context::store_flag(&store));
+        let (lock, flag) = (human::last_argument(&name), context::store_flag(&store));
         return Err(Failure::new(
             NEGATIVE,
             "changed",

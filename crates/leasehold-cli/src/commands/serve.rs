@@ -6,12 +6,14 @@ use std::time::Duration;
 use leasehold::lease::Id;
 use leasehold::random::Random;
 use leasehold_serve::{Access, Dashboard, ServeError, Server, Settings, Tls};
+use rustix::process::Signal;
 use serde_json::json;
 use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
 
 use crate::args::{ServeArgs, Ui};
 use crate::context::{self, Context};
-use crate::exit::{FAILED, Failure};
+use crate::exit::{Exit, FAILED, Failure};
 #[cfg(feature = "otlp")]
 use crate::otlp::Traces;
 use crate::output::print;
@@ -23,7 +25,7 @@ const SECRET: usize = 32;
 /// How long the shutdown of the server may wait for the threads of its runtime.
 const THREADS_TIMEOUT: Duration = Duration::from_secs(1);
 
-pub(super) fn serve(context: &Context, args: ServeArgs, runtime: Runtime) -> Result<u8, Failure> {
+pub(super) fn serve(context: &Context, args: ServeArgs, runtime: Runtime) -> Result<Exit, Failure> {
     #[cfg(feature = "otlp")]
     let traces = Traces::start()?;
     #[cfg(feature = "otlp")]
@@ -41,7 +43,7 @@ pub(super) fn serve(context: &Context, args: ServeArgs, runtime: Runtime) -> Res
     ended
 }
 
-async fn run(context: &Context, args: ServeArgs) -> Result<u8, Failure> {
+async fn run(context: &Context, args: ServeArgs) -> Result<Exit, Failure> {
     let store = context.store()?;
     let operator = args.access.is_none().then(random_text);
     let access = match (&args.access, &operator) {
@@ -89,11 +91,16 @@ async fn run(context: &Context, args: ServeArgs) -> Result<u8, Failure> {
         }
         print(&text)?;
     }
+    let (stopped, mut stopped_by) = oneshot::channel();
     let stop = async move {
-        signals.next_ending().await;
+        let _ = stopped.send(signals.next_ending().await);
     };
     server.run(stop).await?;
-    Ok(0)
+    Ok(match stopped_by.try_recv() {
+        // Service managers stop a server with SIGTERM, so it has succeeded.
+        Err(_) | Ok(Signal::TERM) => Exit::Code(0),
+        Ok(signal) => Exit::By(signal),
+    })
 }
 
 /// Returns 128 random bits as text.

@@ -47,7 +47,7 @@ pub(super) async fn wait(context: &Context, args: WaitArgs) -> Result<u8, Failur
             None => format!("lock `{name}` is not free"),
             Some(limit) => format!("lock `{name}` did not become free within {}", human::span(limit)),
         };
-        let (lock, flag) = (human::quoted(name.as_str()), context::store_flag(&store));
+        let (lock, flag) = (human::last_argument(&name), context::store_flag(&store));
         return Err(Failure::new(TIMED_OUT, "timed_out", message)
             .with_help(format!("to see the holder: leasehold{flag} show {lock}")));
     }
