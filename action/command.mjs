@@ -4,9 +4,9 @@ import { spawn } from "node:child_process";
 import { constants } from "node:os";
 
 /**
- * Runs the command. Resolves with its exit code (128 + signal, as in a shell) and, if its stdout is a pipe, with its output. If the runner cancels
- * the step, with SIGINT and later SIGTERM, the command gets SIGTERM, because bash may ignore SIGINT while it runs a
- * program.
+ * Runs the command. Resolves with its exit code (128 + signal, as in a shell) and, if its stdout is a pipe, with its
+ * output. If the runner cancels the step, with SIGINT and later SIGTERM, the command gets SIGTERM, because bash may
+ * ignore SIGINT while it runs a program.
  */
 export async function execute(command, args, { env = {}, stdout = "inherit" } = {}) {
   const child = spawn(command, args, { env: { ...process.env, ...env }, stdio: ["ignore", stdout, "inherit"] });

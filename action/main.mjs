@@ -9,7 +9,9 @@ try {
   const [lock, script] = [input("lock"), input("run")];
   if (lock === "" && script !== "") throw new Error("the input run needs the input lock, the name of a lock");
   // The command would take it for an option, and with `--help` it would succeed without running the script.
-  if (lock.startsWith("-")) throw new Error(`the input lock ${JSON.stringify(lock)} begins with "-": choose another name`);
+  if (lock.startsWith("-")) {
+    throw new Error(`the input lock ${JSON.stringify(lock)} begins with "-": choose another name`);
+  }
   const folder = input("command") === "" ? await install() : dirname(input("command"));
   const command = input("command") || `${folder}/leasehold`;
   addPath(folder);

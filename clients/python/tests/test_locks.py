@@ -310,7 +310,7 @@ def test_an_isolated_python_runs_no_command_of_the_user(tmp_path: pathlib.Path) 
         (folder / "leasehold").write_text("#!/bin/sh\n")
         (folder / "leasehold").chmod(0o755)
     source = pathlib.Path(leasehold_locks.__file__).parent.parent
-    find = f"import sys; sys.path.insert(0, {str(source)!r}); from leasehold_locks import _command; print(_command.find())"
+    find = f"import sys; sys.path.insert(0, {str(source)!r}); from leasehold_locks._command import find; print(find())"
     environment = {"HOME": str(tmp_path), "PATH": str(tmp_path / "bin")}
     # Not the interpreter of a virtual environment, which has its own folder of commands.
     python = pathlib.Path(sys.base_prefix) / "bin" / "python3"

@@ -12,6 +12,7 @@ use crate::context::{Note, clock, store_flag};
 use crate::exit::{FAILED, Failure, HELD, TIMED_OUT};
 use crate::mode::{CANCEL_TIMEOUT, Mode, WaitPolicy};
 use crate::output::{Output, human};
+use crate::shell;
 use crate::signals::{Signals, interrupted};
 use crate::wait_progress::{HELD_BY_PARENT, WaitProgress, is_held_by_parent};
 
@@ -292,7 +293,7 @@ impl Request {
 
     /// Adds help about `held`.
     fn with_help(&self, failure: Failure, held: &HolderInfo, error: &Error, store: &Store) -> Failure {
-        let (lock, flag) = (human::last_argument(&self.name), store_flag(store));
+        let (lock, flag) = (shell::last_argument(&self.name), store_flag(store));
         let longer = match self.wait_policy {
             WaitPolicy::Within(limit) => {
                 format!(

@@ -8,16 +8,14 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use clap::{Command, CommandFactory as _};
-use clap_complete::CompleteEnv;
+use clap::Command;
 use clap_complete::engine::CompletionCandidate;
-use clap_complete::env::{Bash, Elvish, EnvCompleter, Fish, Powershell, Shells, Zsh};
+use clap_complete::env::EnvCompleter;
 use futures_util::StreamExt as _;
 use leasehold::clock::{SystemClock, timeout};
 
-use crate::args::Cli;
 use crate::config::Settings;
-use crate::output::human::{is_plain, is_plain_word};
+use crate::shell::{is_plain, is_plain_word};
 
 /// The variable with which a shell requests completions. It is not clap's `COMPLETE`: where a variable with this common
 /// name is already set, `run` would print completions instead of running the command.
@@ -27,17 +25,8 @@ const TIMEOUT: Duration = Duration::from_millis(500);
 /// Maximum number of names to offer.
 const MAX_NAMES: usize = 200;
 
-/// If a shell requests completions, prints them and exits. Otherwise does nothing.
-pub(crate) fn answer_shell() {
-    if std::env::var_os(VARIABLE).is_none() {
-        return;
-    }
-    let shells: [&dyn EnvCompleter; 5] = [&Plain(Bash), &Elvish, &Fish, &Plain(Powershell), &Zsh];
-    CompleteEnv::with_factory(Cli::command).var(VARIABLE).shells(Shells(&shells)).complete();
-}
-
 /// A shell that inserts a completion without quotes. It gets only completions that need none.
-struct Plain<S>(S);
+pub(crate) struct Plain<S>(pub(crate) S);
 
 impl<S: EnvCompleter> EnvCompleter for Plain<S> {
     fn name(&self) -> &'static str {

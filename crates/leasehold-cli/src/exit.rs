@@ -1,12 +1,12 @@
 //! How leasehold ends: exit codes, signals, and the error that carries one of them.
 
-use std::io::Write as _;
-use std::process::{ExitCode, ExitStatus};
+use std::process::ExitStatus;
 
 use leasehold::{Error, ErrorKind};
-use rustix::process::{Pid, Signal, getpid};
+use rustix::process::Signal;
 
-use crate::signals::ENDING;
+/// Signals that end leasehold while it waits for a lock. They are forwarded to a running command.
+pub(crate) const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
 
 /// A negative result: the lock of a ticket is lost, the lock is not held with that token (`break`), a higher token has
 /// written the object (`put`), the store is not safe (`doctor`).
@@ -52,55 +52,12 @@ impl Exit {
             Self::By(signal) => of_signal(signal.as_raw()),
         }
     }
-
-    /// Ends this process, or returns its exit code.
-    ///
-    /// A shell script stops after Ctrl-C only if the program that it runs is killed by SIGINT. A program that exits,
-    /// even with 130, seems to have handled the signal, and bash continues with the next line of the script.
-    pub(crate) fn end(self) -> ExitCode {
-        match self {
-            // The kernel does not kill process 1 of a container by a signal that it sends to itself.
-            Self::By(signal) if getpid() != Pid::INIT => {
-                dump_no_core();
-                // Returns only for a signal that does not end a process.
-                let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
-            }
-            Self::By(_) | Self::Code(_) => {}
-        }
-        ExitCode::from(self.code())
-    }
 }
 
 impl From<u8> for Exit {
     fn from(code: u8) -> Self {
         Self::Code(code)
     }
-}
-
-/// Makes a panic of the main thread an error in one line, with exit code 125. Libraries panic if the system refuses a
-/// descriptor or a thread. A panic in another thread is reported by whatever awaits that thread.
-pub(crate) fn fail_on_panic() {
-    let default = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        if std::thread::current().name() != Some("main") {
-            return default(panic);
-        }
-        let why = panic.payload_as_str().unwrap_or("unknown error");
-        let place = panic.location().map(|place| format!(" ({}:{})", place.file(), place.line()));
-        let message = format!("leasehold stopped: {}{}", clean(why), place.unwrap_or_default());
-        // Without a panic if stderr is closed.
-        let _ = writeln!(std::io::stderr(), "error: {message}");
-        std::process::exit(FAILED.into());
-    }));
-}
-
-/// Prevents a core dump at SIGQUIT: the memory of this process may hold passwords, and the command has dumped its own.
-fn dump_no_core() {
-    // Both fail only if the system does not know them.
-    #[cfg(target_os = "linux")]
-    let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
-    let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
-    let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
 }
 
 /// Returns 128 + the number of a signal.
@@ -174,7 +131,7 @@ impl From<Error> for Failure {
 }
 
 /// Removes control characters, because messages can contain text from other processes and appear on a terminal.
-fn clean(text: &str) -> String {
+pub(crate) fn clean(text: &str) -> String {
     leasehold::lease::printable(text, text.len())
 }
 

@@ -11,8 +11,8 @@ use leasehold::{AlreadyRan, Holder, Token};
 use serde::Serialize;
 
 pub(crate) use self::metrics::MetricsFile;
+use crate::escape::escaped;
 use crate::exit::{FAILED, Failure};
-use crate::output::escaped;
 
 /// The document. Field names are stable; a field that does not apply is null.
 #[derive(Debug, Default, Serialize)]

@@ -6,10 +6,8 @@ use std::task::{Context, Poll};
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{ENDING, Exit, Failure};
 
-/// Signals that end leasehold while it waits for a lock. They are forwarded to a running command.
-pub(crate) const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
 /// Signals that are only forwarded to a running command.
 const OTHERS: [Signal; 5] = [Signal::USR1, Signal::USR2, Signal::WINCH, Signal::TSTP, Signal::CONT];
 

@@ -8,7 +8,7 @@ use std::thread;
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::output::escaped;
+use crate::escape::escaped;
 
 /// Maximum length of a line, in bytes, in both directions.
 pub(super) const MAX_LINE: usize = 1 << 20;

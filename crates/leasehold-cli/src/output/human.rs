@@ -233,30 +233,6 @@ pub(crate) fn time(us: Option<u64>) -> String {
     time.map_or_else(|| "-".to_owned(), |time| time.to_string())
 }
 
-/// Quotes `text` as one word for a POSIX shell.
-pub(crate) fn quoted(text: &str) -> String {
-    if is_plain_word(text) {
-        return text.to_owned();
-    }
-    format!("'{}'", text.replace('\'', r"'\''"))
-}
-
-/// Returns the lock `name` as the last argument of a command line: after `--` if it looks like an option.
-pub(crate) fn last_argument(name: &LockName) -> String {
-    let dashes = if name.as_str().starts_with('-') { "-- " } else { "" };
-    format!("{dashes}{}", quoted(name.as_str()))
-}
-
-/// Returns whether `text` is one word in every shell, and no option.
-pub(crate) fn is_plain_word(text: &str) -> bool {
-    text.starts_with(|c: char| c.is_ascii_alphanumeric() || "/._".contains(c)) && text.chars().all(is_plain)
-}
-
-/// Returns whether no shell gives `c` a meaning within a word.
-pub(crate) fn is_plain(c: char) -> bool {
-    c.is_ascii_alphanumeric() || "/._-:@+=%".contains(c)
-}
-
 fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; N] = std::array::from_fn(width);
@@ -300,18 +276,6 @@ mod tests {
         let expected =
             ["first", "second", "third", "4th", "11th", "12th", "13th", "21st", "22nd", "23rd", "64th"];
         assert_eq!(places, expected);
-    }
-
-    #[test]
-    fn words_are_quoted_only_if_a_shell_would_split_them() {
-        assert_eq!(quoted("deploy/prod"), "deploy/prod");
-        assert_eq!(quoted("s3://b/p?x=y"), "'s3://b/p?x=y'");
-        assert_eq!(quoted("it's"), r"'it'\''s'");
-        assert_eq!(quoted("-n"), "'-n'");
-        assert_eq!(quoted("=ls"), "'=ls'", "zsh would replace it");
-        assert_eq!(quoted(""), "''");
-        let last = |name| last_argument(&LockName::new(name).unwrap());
-        assert_eq!([last("a b"), last("-x"), last("x")], ["'a b'", "-- '-x'", "x"]);
     }
 
     #[test]
