@@ -159,6 +159,9 @@ test("a tarball with another digest is not unpacked", async () => {
 test("bad input is refused with what to do", async () => {
   for (const [inputs, message] of [
     [{ run: "true" }, /the input run needs the input lock/],
+    [{ lock: "--help", run: "true", store }, /the input lock "--help" begins with "-": choose another name/],
+    [{ lock: "-x", store }, /the input lock "-x" begins with "-"/],
+    [{ lock: "x", wait: "--help", store }, /the lock was not acquired: exit code 2/],
     [{ version: "../../x" }, /the version "..\/..\/x" is not one like 0.1.0/],
     [{ version: "9.9.9" }, /cannot download http:.*\/v9.9.9\/leasehold-9.9.9-.*: HTTP status 404/],
     [{ downloads: "http://127.0.0.1:1" }, /cannot download http:\/\/127.0.0.1:1\/.*: /],

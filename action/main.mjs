@@ -8,6 +8,10 @@ import { addPath, fail, input, mask, saveState, setOutput, setVariable } from ".
 try {
   const [lock, script] = [input("lock"), input("run")];
   if (lock === "" && script !== "") throw new Error("the input run needs the input lock, the name of a lock");
+  // The command would take it for an option, and with `--help` it would succeed without running the script.
+  if (lock.startsWith("-")) {
+    throw new Error(`the input lock ${JSON.stringify(lock)} begins with "-": choose another name`);
+  }
   const folder = input("command") === "" ? await install() : dirname(input("command"));
   const command = input("command") || `${folder}/leasehold`;
   addPath(folder);
@@ -18,9 +22,9 @@ try {
     env.LEASEHOLD_STORE = store;
   }
   const note = `${process.env["GITHUB_REPOSITORY"] ?? ""} run ${process.env["GITHUB_RUN_ID"] ?? ""}`.trim();
-  const options = ["--wait", input("wait") || "30m", "--note", note];
-  if (script !== "") await hold(command, [...options, "--ttl", input("ttl") || "30s", lock], script, env);
-  else if (lock !== "") await acquire(command, [...options, "--ttl", input("ttl") || "15m", lock], env);
+  const options = [`--wait=${input("wait") || "30m"}`, `--note=${note}`];
+  if (script !== "") await hold(command, [...options, `--ttl=${input("ttl") || "30s"}`, lock], script, env);
+  else if (lock !== "") await acquire(command, [...options, `--ttl=${input("ttl") || "15m"}`, "--", lock], env);
 } catch (error) {
   fail(error);
 }
@@ -30,7 +34,7 @@ async function hold(command, args, script, env) {
   const shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script];
   const { code } = await execute(command, ["run", ...args, "--", ...shell], { env });
   if (code === 0) return;
-  process.exitCode = typeof code === "number" ? code : 1;
+  process.exitCode = code;
   throw new Error(`the script, or the lock, failed with exit code ${code}: see leasehold help exit-codes`);
 }
 

@@ -5,9 +5,11 @@
 #[path = "../../crates/leasehold-cli/src"]
 mod command {
     pub mod config;
+    pub mod escape;
     pub mod exit;
     pub mod mode;
     pub mod report;
+    pub mod store_socket;
 
     pub mod agent {
         mod fields;
@@ -32,6 +34,6 @@ mod command {
     }
 }
 
-use command::{agent, config, exit, mode, output, report};
+use command::{agent, config, escape, exit, mode, output, report, store_socket};
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| agent::fuzzing::agent_requests(data));

@@ -6,5 +6,7 @@
 mod config;
 #[path = "../../crates/leasehold-cli/src/exit.rs"]
 mod exit;
+#[path = "../../crates/leasehold-cli/src/store_socket.rs"]
+mod store_socket;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| config::fuzzing::config(data));

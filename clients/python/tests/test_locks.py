@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import pathlib
+import subprocess
+import sys
 import threading
 import time
 from datetime import timedelta
 
 import pytest
 
+import leasehold_locks
 from conftest import agent, agent_pid
 from leasehold_locks import (
     AgentError,
@@ -300,6 +303,21 @@ def test_a_command_that_is_not_an_agent(locker: Locker, monkeypatch: pytest.Monk
         with pytest.raises(AgentError) as error:
             locker.lock("x").guard()
         assert "LEASEHOLD_COMMAND" in str(error.value)
+
+
+def test_an_isolated_python_runs_no_command_of_the_user(tmp_path: pathlib.Path) -> None:
+    folders = [tmp_path / ".local" / "bin", tmp_path / "bin"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "leasehold").write_text("#!/bin/sh\n")
+        (folder / "leasehold").chmod(0o755)
+    source = pathlib.Path(leasehold_locks.__file__).parent.parent
+    find = f"import sys; sys.path.insert(0, {str(source)!r}); from leasehold_locks._command import find; print(find())"
+    environment = {"HOME": str(tmp_path), "PATH": str(tmp_path / "bin")}
+    # Not the interpreter of a virtual environment, which has its own folder of commands.
+    python = pathlib.Path(sys.base_prefix) / "bin" / "python3"
+    found = subprocess.run([python, "-I", "-c", find], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == str(tmp_path / "bin" / "leasehold")
 
 
 def test_the_agent_ends_when_it_is_idle(locker: Locker) -> None:

@@ -11,6 +11,7 @@ use crate::context::{Note, clock, store_flag};
 use crate::exit::{FAILED, Failure, HELD, TIMED_OUT};
 use crate::mode::{CANCEL_TIMEOUT, Mode, WaitPolicy};
 use crate::output::{Output, human};
+use crate::shell;
 use crate::signals::{Signals, interrupted};
 use crate::wait_progress::{HELD_BY_PARENT, WaitProgress, is_held_by_parent};
 
@@ -267,7 +268,7 @@ impl Request {
 
     /// Adds help about `held`.
     fn with_help(&self, failure: Failure, held: &HolderInfo, error: &Error, store: &Store) -> Failure {
-        let (lock, flag) = (human::quoted(self.name.as_str()), store_flag(store));
+        let (lock, flag) = (shell::last_argument(&self.name), store_flag(store));
         let longer = match self.wait_policy {
             WaitPolicy::Within(limit) => {
                 format!(
@@ -278,7 +279,7 @@ impl Request {
             }
             _ => format!("to wait: leasehold{flag} {} --wait 10m", self.subcommand),
         };
-        let mut failure = failure.with_help(format!("{longer} {lock}{}{}", self.mode, self.suffix));
+        let mut failure = failure.with_help(format!("{longer}{} {lock}{}", self.mode, self.suffix));
         failure.help.extend(error.help().iter().filter(|_| held.lapses_within.is_none()).cloned());
         if let Some(left) = held.lapses_within {
             let left = left.as_millis().div_ceil(1_000);
@@ -304,7 +305,7 @@ impl Request {
             } else {
                 "to evict the holder now (unsafe while it runs)"
             };
-            failure = failure.with_help(format!("{what}: leasehold{flag} break {lock} --token {token}"));
+            failure = failure.with_help(format!("{what}: leasehold{flag} break --token {token} {lock}"));
         }
         failure
     }

@@ -206,9 +206,9 @@ pub(crate) struct HolderArgs {
 A ticket is a secret: anyone who has it can renew and release the lock.
 
 Examples:
-  ticket=$(leasehold acquire deploy/prod --ttl 10m)
-  printf %s \"$ticket\" | leasehold renew -
-  printf %s \"$ticket\" | leasehold release -
+  LEASEHOLD_TICKET=$(leasehold acquire deploy/prod --ttl 10m) && export LEASEHOLD_TICKET
+  leasehold renew
+  leasehold release
   ticket=$(leasehold acquire render --permits 3)")]
 pub(crate) struct AcquireArgs {
     #[command(flatten)]
@@ -227,10 +227,12 @@ pub(crate) struct AcquireArgs {
     after_help = "The ticket must belong to the configured store or to an alias in config.toml. For any other store, \
 add --store.
 
+A ticket is a secret, and `ps` shows the arguments of a process to all users. So pass the ticket in the environment or \
+on stdin.
+
 Examples:
-  leasehold renew \"$ticket\"
-  printf %s \"$ticket\" | leasehold release -           # hides the ticket from `ps`
-  LEASEHOLD_TICKET=$ticket leasehold release"
+  LEASEHOLD_TICKET=$ticket leasehold renew
+  printf %s \"$ticket\" | leasehold release -"
 )]
 pub(crate) struct TicketArgs {
     /// Ticket from `leasehold acquire`; - reads it from stdin [default: $LEASEHOLD_TICKET]

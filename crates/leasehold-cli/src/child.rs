@@ -4,6 +4,7 @@ mod cgroup;
 mod guardian;
 mod processes;
 mod program;
+mod reaper;
 #[cfg(target_os = "linux")]
 mod shim;
 mod tree;
@@ -19,13 +20,14 @@ use std::time::Duration;
 use leasehold::clock::{Clock, Moment};
 use leasehold::lease::Id;
 use leasehold::random::Random;
-use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process};
+use rustix::process::{Pid, Signal, getpid, kill_process};
 
 use self::cgroup::Cgroup;
 pub(crate) use self::guardian::Dismissed;
 use self::guardian::Guardian;
 use self::processes::ProcessIdentity;
 pub(crate) use self::program::{cannot_run, look_up};
+pub(crate) use self::reaper::{Awaited, reap_orphans};
 #[cfg(target_os = "linux")]
 use self::shim::{Execution, Shim};
 use self::tree::Tree;
@@ -48,8 +50,6 @@ const OWN_EXECUTABLE: &str = "leasehold";
 const MAX_SLEEP: Duration = Duration::from_millis(250);
 /// Poll interval while waiting for processes to end.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Interval between two reapings of orphans. A command that runs for days may leave thousands of them.
-const REAP_INTERVAL: Duration = Duration::from_secs(10);
 /// How long to wait for a process after SIGKILL. A process that takes longer hangs in the kernel.
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -296,7 +296,8 @@ pub(crate) fn is_interactive() -> bool {
     static INTERACTIVE: OnceLock<bool> = OnceLock::new();
     let in_foreground = || {
         let terminal = std::fs::File::open("/dev/tty").ok()?;
-        Some(rustix::termios::tcgetpgrp(terminal).ok()? == getpgrp())
+        let group = rustix::termios::tcgetpgrp(terminal).ok()?;
+        Some(group.as_raw_nonzero().get() == processes::group_of(getpid()))
     };
     *INTERACTIVE.get_or_init(|| io::stdin().is_terminal() || in_foreground().unwrap_or(false))
 }
@@ -313,7 +314,6 @@ impl Running {
         let mut stage = Stage::Running;
         let mut lost = false;
         let mut pending: Option<Signal> = None;
-        let mut reaped = clock.now();
         let status = loop {
             let now = clock.now();
             let remaining = if lost { Duration::ZERO } else { hold.remaining() };
@@ -322,10 +322,6 @@ impl Running {
             // its lock.
             if let Some(signal) = pending.take().filter(|_| stage != Stage::Killed) {
                 self.forward(signal);
-            }
-            if now.longest_since(reaped) >= REAP_INTERVAL {
-                reaped = now;
-                self.tree.reap_orphans();
             }
             let pause = self.plan.pause(stage, remaining);
             tokio::select! {

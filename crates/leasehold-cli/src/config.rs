@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use leasehold::url::StoreUrl;
 use serde::Deserialize;
 
 use crate::exit::{FAILED, Failure};
@@ -20,6 +21,8 @@ const DEFAULT_STORE: &str = "sqlite:";
 pub(crate) struct Settings {
     path: PathBuf,
     file: File,
+    /// Why the file was not read, if this user has no permission.
+    unreadable: Option<String>,
 }
 
 /// `config.toml`. An unknown key is an error, so that a misspelled key is not ignored.
@@ -50,24 +53,44 @@ impl Settings {
     /// Reads `$XDG_CONFIG_HOME/leasehold/config.toml`, if there is one.
     pub(crate) fn load() -> Result<Self, Failure> {
         match config_path() {
-            Some(path) => Self::from_file(&path),
+            Some(path) => Self::from_file(&path, std::fs::read_to_string(&path)),
             None => Ok(Self::default()),
         }
     }
 
-    fn from_file(path: &Path) -> Result<Self, Failure> {
-        let text = match std::fs::read_to_string(path) {
-            Ok(text) => text,
+    /// Parses what was read from the file at `path`.
+    fn from_file(path: &Path, read: std::io::Result<String>) -> Result<Self, Failure> {
+        let error = match read {
+            Ok(text) => return Self::from_text(path, &text),
             Err(error) if is_missing(&error) => return Ok(Self::default()),
-            Err(error) => return Err(bad_file(path, &error.to_string())),
+            Err(error) => error,
         };
-        Self::from_text(path, &text)
+        let message = format!("{}: {error}", path.display());
+        // A service that was started as another user often has the HOME of root.
+        if error.kind() == std::io::ErrorKind::PermissionDenied {
+            return Ok(Self { path: path.to_owned(), unreadable: Some(message), ..Self::default() });
+        }
+        Err(Failure::new(FAILED, "invalid", message).with_help(OTHER_HOME))
+    }
+
+    /// Returns a warning if the file was not read.
+    pub(crate) fn warning(&self) -> Option<String> {
+        self.unreadable.as_ref().map(|why| format!("{why}; continuing without its settings. {OTHER_HOME}"))
+    }
+
+    /// Fails if the file was not read, for a setting that may be in it and without which another store would be used.
+    fn require_file(&self) -> Result<(), Failure> {
+        let Some(why) = &self.unreadable else { return Ok(()) };
+        let failure = Failure::new(FAILED, "invalid", format!("{why}; this file may name the store"));
+        Err(failure
+            .with_help(OTHER_HOME)
+            .with_help("or give the URL of the store, in --store or LEASEHOLD_STORE"))
     }
 
     /// Parses `text`, the content of the file at `path`.
     pub(crate) fn from_text(path: &Path, text: &str) -> Result<Self, Failure> {
         match toml::from_str(text) {
-            Ok(file) => Ok(Self { path: path.to_owned(), file }),
+            Ok(file) => Ok(Self { path: path.to_owned(), file, unreadable: None }),
             Err(error) => {
                 let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or("");
                 let line = before.matches('\n').count() + 1;
@@ -115,19 +138,24 @@ impl Settings {
 
     /// Returns the store to use, with aliases resolved.
     pub(crate) fn store(&self, flag: Option<String>) -> Result<Store, Failure> {
+        let origin = if flag.is_some() { Origin::Option } else { Origin::Setting };
         let given = self.pick(flag, "store", |text| Ok(text.to_owned()))?;
         let Some(given) = given else {
-            return Ok(Store { url: DEFAULT_STORE.to_owned(), given: None });
+            self.require_file()?;
+            return Ok(Store { url: DEFAULT_STORE.to_owned(), given: None, origin });
         };
         if let Some(alias) = self.file.stores.get(&given) {
-            return Ok(Store { url: absolute(&alias.url), given: Some(given) });
+            return Ok(Store { url: absolute(&alias.url), given: Some(given), origin: Origin::Alias });
         }
         if given == DEFAULT_STORE {
-            return Ok(Store { url: given, given: None });
+            return Ok(Store { url: given, given: None, origin });
         }
         if given.contains(':') {
-            return Ok(Store { given: Some(redacted(&given)), url: absolute(&given) });
+            let offered = if origin == Origin::Setting { offered(&given) } else { None };
+            let url = offered.unwrap_or_else(|| absolute(&given));
+            return Ok(Store { given: Some(redacted(&given)), url, origin });
         }
+        self.require_file()?;
         let aliases: Vec<&str> = self.file.stores.keys().map(String::as_str).collect();
         let known = match (aliases.is_empty(), self.path.as_os_str().is_empty()) {
             (true, true) => "there is no config.toml that defines aliases".to_owned(),
@@ -142,8 +170,11 @@ impl Settings {
 
     /// Returns the aliases of config.toml.
     pub(crate) fn aliases(&self) -> impl Iterator<Item = Store> {
-        let store =
-            |(name, alias): (&String, &Alias)| Store { url: absolute(&alias.url), given: Some(name.clone()) };
+        let store = |(name, alias): (&String, &Alias)| Store {
+            url: absolute(&alias.url),
+            given: Some(name.clone()),
+            origin: Origin::Alias,
+        };
         self.file.stores.iter().map(store)
     }
 
@@ -171,6 +202,18 @@ pub(crate) struct Store {
     pub(crate) url: String,
     /// The URL or alias as given, without secrets; `None` for the default.
     pub(crate) given: Option<String>,
+    origin: Origin,
+}
+
+/// Where the URL of a store is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// In the option `--store`.
+    Option,
+    /// In `LEASEHOLD_STORE`, or the default store of config.toml.
+    Setting,
+    /// In an alias of config.toml.
+    Alias,
 }
 
 impl Store {
@@ -178,6 +221,49 @@ impl Store {
     pub(crate) fn shown(&self) -> String {
         redacted(&self.url)
     }
+
+    /// Returns the variables that name this store for a command. They show no secrets to those who may read the
+    /// environment of a process. If there are none, the command finds the store in the settings of this process.
+    pub(crate) fn for_command(&self) -> Vec<(&'static str, Option<String>)> {
+        let (shown, whole) = (self.shown(), StoreUrl::parse(&self.url));
+        if StoreUrl::parse(&shown).ok() == whole.ok() {
+            return vec![(VARIABLE, Some(shown)), (SOCKET, None)];
+        }
+        match (self.origin, &self.given) {
+            (Origin::Alias, Some(alias)) => vec![(VARIABLE, Some(alias.clone())), (SOCKET, None)],
+            (Origin::Setting, _) => Vec::new(),
+            // Without a socket, the command explains why it cannot open the store.
+            _ => vec![(VARIABLE, Some(shown)), (SOCKET, offer(&self.url))],
+        }
+    }
+}
+
+/// The variable that names the store.
+const VARIABLE: &str = "LEASEHOLD_STORE";
+/// The variable with the name of the socket that has the URL in [`VARIABLE`] with its secrets.
+const SOCKET: &str = "LEASEHOLD_STORE_SOCKET";
+
+#[cfg(target_os = "linux")]
+fn offer(url: &str) -> Option<String> {
+    crate::store_socket::offer(url).ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn offer(_: &str) -> Option<String> {
+    None
+}
+
+/// Returns the URL that a `leasehold run` offers, if `given` is this URL without its secrets.
+#[cfg(target_os = "linux")]
+fn offered(given: &str) -> Option<String> {
+    StoreUrl::parse(given).ok()?.check_whole().err()?;
+    let offered = crate::store_socket::ask(&std::env::var(SOCKET).ok()?)?;
+    (redacted(&offered) == given).then_some(offered)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn offered(_: &str) -> Option<String> {
+    None
 }
 
 /// Makes the path of a URL like `sqlite:locks.db` absolute. Tickets and `LEASEHOLD_STORE` are used in other folders,
@@ -197,7 +283,7 @@ fn absolute(url: &str) -> String {
 }
 
 fn redacted(url: &str) -> String {
-    leasehold::url::StoreUrl::parse(url).map_or_else(|_| without_secrets(url), |url| url.to_string())
+    StoreUrl::parse(url).map_or_else(|_| without_secrets(url), |url| url.to_string())
 }
 
 /// Removes from `given`, which should be a URL, the parts that hold users, passwords and options. For error messages.
@@ -233,6 +319,9 @@ fn config_path() -> Option<PathBuf> {
 fn is_missing(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory)
 }
+
+/// The help if config.toml cannot be read.
+const OTHER_HOME: &str = "set HOME or XDG_CONFIG_HOME to a folder of this user";
 
 fn bad_file(path: &Path, what: &str) -> Failure {
     Failure::new(FAILED, "invalid", format!("{}: {what}", path.display()))
@@ -271,5 +360,50 @@ mod tests {
         ] {
             assert_eq!(without_secrets(given), shown);
         }
+    }
+
+    #[test]
+    fn a_command_gets_its_store_whole_and_without_secrets() {
+        let text = "[stores.prod]\nurl = \"redis://u:hunter2@h/\"\n[stores.test]\nurl = \"redis://u@h/\"";
+        let settings = Settings::from_text(Path::new("/config.toml"), text).unwrap();
+        let passed = |given: &str| settings.store(Some(given.to_owned())).unwrap().for_command();
+        for (given, named) in [
+            ("prod", "prod"),
+            ("test", "redis://u@h/"),
+            ("redis://u@h/", "redis://u@h/"),
+            ("rediss://h", "redis://h?tls=on"),
+            ("sqlite:", "sqlite:"),
+        ] {
+            assert_eq!(passed(given), [(VARIABLE, Some(named.to_owned())), (SOCKET, None)]);
+        }
+        let by_option = passed("redis://u:hunter2@h/");
+        assert_eq!(by_option[0], (VARIABLE, Some("redis://u:***@h/".to_owned())));
+        assert!(!format!("{by_option:?}").contains("hunter2"), "{by_option:?}");
+        let in_file = |store: &str| {
+            let text = format!("store = \"{store}\"\n{text}");
+            Settings::from_text(Path::new("/config.toml"), &text).unwrap().store(None).unwrap().for_command()
+        };
+        assert_eq!(in_file("redis://u:hunter2@h/"), []);
+        assert_eq!(in_file("prod")[0], (VARIABLE, Some("prod".to_owned())));
+    }
+
+    #[test]
+    fn an_unreadable_file_stops_only_what_it_may_decide() {
+        let path = Path::new("/root/.config/leasehold/config.toml");
+        let denied = || Err(std::io::ErrorKind::PermissionDenied.into());
+        let settings = Settings::from_file(path, denied()).unwrap();
+        assert!(settings.store(Some("redis://h".to_owned())).is_ok());
+        let warning = settings.warning().unwrap();
+        assert!(warning.contains("/root/.config") && warning.contains("set HOME"), "{warning}");
+        // Another store than the one in the file would not exclude its users.
+        for given in [None, Some("prod".to_owned())] {
+            let failure = settings.store(given).unwrap_err();
+            assert!(
+                failure.message.contains("/root/.config") && failure.help[0].contains("HOME"),
+                "{failure:?}"
+            );
+        }
+        let failure = Settings::from_file(path, Err(std::io::ErrorKind::IsADirectory.into())).unwrap_err();
+        assert!(failure.help[0].contains("HOME"), "{failure:?}");
     }
 }

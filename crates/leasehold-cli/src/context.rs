@@ -19,6 +19,7 @@ use crate::args::{ColorChoice, CommandArgs, Common};
 use crate::config::{Settings, Store};
 use crate::exit::{FAILED, Failure};
 use crate::output::{Output, human};
+use crate::shell;
 use crate::wait_progress::WaitProgress;
 
 /// Maximum number of log lines that wait for a slow stderr. Further lines are dropped.
@@ -156,7 +157,7 @@ pub(crate) fn prefix(given: Option<&OsStr>) -> Result<&str, Failure> {
 
 /// Returns the `--store` option that selects `store` on a command line, or an empty string for the default store.
 pub(crate) fn store_flag(store: &Store) -> String {
-    store.given.as_deref().map_or_else(String::new, |given| format!(" -s {}", human::quoted(given)))
+    store.given.as_deref().map_or_else(String::new, |given| format!(" -s {}", shell::quoted(given)))
 }
 
 /// The note about a command. Other processes see it, so by default it contains only the name, because arguments may
@@ -210,7 +211,8 @@ struct Log(SyncSender<Vec<u8>>);
 impl Log {
     fn start() -> Self {
         let (sender, lines) = sync_channel::<Vec<u8>>(LOG_BACKLOG);
-        std::thread::spawn(move || {
+        // Without the thread, there is no log.
+        let _ = std::thread::Builder::new().spawn(move || {
             for line in lines {
                 let _ = std::io::stderr().write_all(&line);
             }

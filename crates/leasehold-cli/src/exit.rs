@@ -1,8 +1,12 @@
-//! Exit codes, and the error that carries one.
+//! How leasehold ends: exit codes, signals, and the error that carries one of them.
 
 use std::process::ExitStatus;
 
 use leasehold::{Error, ErrorKind};
+use rustix::process::Signal;
+
+/// Signals that end leasehold while it waits for a lock. They are forwarded to a running command.
+pub(crate) const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
 
 /// A negative result: the lock of a ticket is lost, the lock is not held with that token (`break`), a higher token has
 /// written the object (`put`), the store is not safe (`doctor`).
@@ -31,10 +35,42 @@ pub(crate) const NOT_FOUND: u8 = 127;
 /// Added to the number of the signal that ended CMD, or that ended leasehold while it waited.
 pub(crate) const SIGNAL_BASE: u8 = 128;
 
-/// Why a subcommand failed: message and exit code.
+/// How a subcommand ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// With an exit code.
+    Code(u8),
+    /// By a signal of [`ENDING`] that has ended leasehold's wait, or its command.
+    By(Signal),
+}
+
+impl Exit {
+    /// Returns the exit code, as a shell shows it.
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Code(code) => code,
+            Self::By(signal) => of_signal(signal.as_raw()),
+        }
+    }
+}
+
+impl From<u8> for Exit {
+    fn from(code: u8) -> Self {
+        Self::Code(code)
+    }
+}
+
+/// Returns 128 + the number of a signal.
+fn of_signal(number: i32) -> u8 {
+    u8::try_from(number).ok().and_then(|number| SIGNAL_BASE.checked_add(number)).unwrap_or(FAILED)
+}
+
+/// Why a subcommand failed: message, and exit code or signal.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u8,
+    /// The signal that ended leasehold's wait, or its command.
+    pub(crate) signal: Option<Signal>,
     /// One word, for programs.
     pub(crate) kind: String,
     pub(crate) message: String,
@@ -43,7 +79,21 @@ pub(crate) struct Failure {
 
 impl Failure {
     pub(crate) fn new(code: u8, kind: &str, message: impl Into<String>) -> Self {
-        Self { code, kind: kind.to_owned(), message: clean(&message.into()), help: Vec::new() }
+        Self { code, signal: None, kind: kind.to_owned(), message: clean(&message.into()), help: Vec::new() }
+    }
+
+    /// Creates the failure that ends leasehold as `exit`.
+    pub(crate) fn ending(exit: Exit, kind: &str, message: impl Into<String>) -> Self {
+        let signal = match exit {
+            Exit::By(signal) => Some(signal),
+            Exit::Code(_) => None,
+        };
+        Self { signal, ..Self::new(exit.code(), kind, message) }
+    }
+
+    /// Returns how leasehold ends after this failure.
+    pub(crate) fn exit(&self) -> Exit {
+        self.signal.map_or(Exit::Code(self.code), Exit::By)
     }
 
     /// Returns whether the command was not found or is not executable.
@@ -81,19 +131,20 @@ impl From<Error> for Failure {
 }
 
 /// Removes control characters, because messages can contain text from other processes and appear on a terminal.
-fn clean(text: &str) -> String {
+pub(crate) fn clean(text: &str) -> String {
     leasehold::lease::printable(text, text.len())
 }
 
-/// Returns the exit code for a child that ended with `status`: its own code, or 128 + signal.
-pub(crate) fn of_child(status: ExitStatus) -> u8 {
+/// Returns how leasehold ends after a child that ended with `status`: with its exit code, by its signal if that is one
+/// of [`ENDING`], or with 128 + signal.
+pub(crate) fn of_child(status: ExitStatus) -> Exit {
     use std::os::unix::process::ExitStatusExt as _;
-    let code = match (status.code(), status.signal()) {
-        (Some(code), _) => Some(code),
-        (None, Some(signal)) => signal.checked_add(i32::from(SIGNAL_BASE)),
-        (None, None) => None,
-    };
-    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(FAILED)
+    if let Some(code) = status.code() {
+        return Exit::Code(u8::try_from(code).unwrap_or(FAILED));
+    }
+    let number = status.signal().unwrap_or_default();
+    let ending = ENDING.into_iter().find(|signal| signal.as_raw() == number);
+    ending.map_or_else(|| Exit::Code(of_signal(number)), Exit::By)
 }
 
 #[cfg(test)]
@@ -104,9 +155,12 @@ mod tests {
 
     #[test]
     fn the_exit_code_is_the_childs_or_128_plus_its_signal() {
-        assert_eq!(of_child(ExitStatus::from_raw(0)), 0);
-        assert_eq!(of_child(ExitStatus::from_raw(7 << 8)), 7);
-        assert_eq!(of_child(ExitStatus::from_raw(9)), 137);
-        assert_eq!(of_child(ExitStatus::from_raw(64)), 192);
+        assert_eq!(of_child(ExitStatus::from_raw(0)), Exit::Code(0));
+        assert_eq!(of_child(ExitStatus::from_raw(7 << 8)), Exit::Code(7));
+        assert_eq!(of_child(ExitStatus::from_raw(130 << 8)), Exit::Code(130), "it has handled the signal");
+        assert_eq!(of_child(ExitStatus::from_raw(9)), Exit::Code(137));
+        assert_eq!(of_child(ExitStatus::from_raw(64)), Exit::Code(192));
+        assert_eq!(of_child(ExitStatus::from_raw(2)), Exit::By(Signal::INT));
+        assert_eq!(Exit::By(Signal::TERM).code(), 143);
     }
 }

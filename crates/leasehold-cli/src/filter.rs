@@ -30,6 +30,8 @@ pub(crate) async fn run(command: &[OsString], input: Option<&[u8]>) -> Result<Ve
         .kill_on_drop(true)
         .spawn()
         .map_err(|error| child::cannot_run(&command[0], &error))?;
+    // Its status is read only when its output has ended.
+    let _awaited = process.id().map(child::Awaited::new);
     let (stdin, stdout) = (process.stdin.take(), process.stdout.take());
     let feed = async {
         if let Some(mut stdin) = stdin {
@@ -57,7 +59,7 @@ pub(crate) async fn run(command: &[OsString], input: Option<&[u8]>) -> Result<Ve
     if status.success() {
         return Ok(output);
     }
-    Err(Failure::new(
+    Err(Failure::ending(
         of_child(status),
         "aborted",
         format!("the command {name:?} failed ({status}); nothing was written"),

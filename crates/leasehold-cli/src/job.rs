@@ -3,7 +3,6 @@
 mod completion;
 
 use std::ffi::{OsStr, OsString};
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::task::Poll;
@@ -20,8 +19,8 @@ use crate::args::{CommandArgs, OnLost, duration};
 use crate::child::{self, Dismissed, Ended, Hold, Plan, Prepared};
 use crate::config::{Settings, Store};
 use crate::context::{self, Context};
-use crate::exit::{FAILED, Failure, LOST};
-use crate::output::{Output, human, json};
+use crate::exit::{Exit, FAILED, Failure, LOST};
+use crate::output::{Output, human, json, print_on_stderr};
 use crate::report::{self, EarlierRun, MetricsFile, Report, ms};
 use crate::signals::Signals;
 
@@ -31,6 +30,17 @@ const MAX_DEFAULT_GRACE: Duration = Duration::from_secs(10);
 /// How long the prepared processes of the command wait for the lock before they are ended.
 const PREPARED_LIFETIME: Duration = Duration::from_secs(2);
 
+/// Settings of one run. The `run`, `once` or `elect` that a command starts must not take them over: it would replace
+/// the report and the metrics of this run, or advertise its value.
+const OF_ONE_RUN: [&str; 6] = [
+    "LEASEHOLD_REPORT",
+    "LEASEHOLD_METRICS_FILE",
+    "LEASEHOLD_VALUE",
+    "LEASEHOLD_ON_EXIT",
+    "LEASEHOLD_PER",
+    "LEASEHOLD_COUNT_FAILURES",
+];
+
 /// A command to run under a lock.
 #[derive(Debug)]
 pub(crate) struct Job {
@@ -38,6 +48,8 @@ pub(crate) struct Job {
     plan: Plan,
     lock: LockName,
     store: Store,
+    /// The variables that name the store for the command.
+    named_store: Vec<(&'static str, Option<String>)>,
     /// The file of the report.
     file: Option<PathBuf>,
     metrics: Option<MetricsFile>,
@@ -114,6 +126,7 @@ impl Job {
             file,
             metrics,
             report: Report { lock: lock.to_string(), store: store.shown(), ..Report::default() },
+            named_store: store.for_command(),
             store,
         })
     }
@@ -122,8 +135,8 @@ impl Job {
     pub(crate) async fn with_report(
         mut self,
         context: &Context,
-        work: impl AsyncFnOnce(&mut Self) -> Result<u8, Failure>,
-    ) -> Result<u8, Failure> {
+        work: impl AsyncFnOnce(&mut Self) -> Result<Exit, Failure>,
+    ) -> Result<Exit, Failure> {
         let outcome = work(&mut self).await;
         if let Err(failure) = &outcome {
             self.report = self.report.failed(failure);
@@ -285,8 +298,7 @@ impl Job {
         if !context.output.quiet {
             let line =
                 if context.output.json { json::already_ran(lock, &ran).to_string() } else { line.clone() };
-            // A closed stderr is not an error.
-            let _ = writeln!(std::io::stderr(), "{line}");
+            print_on_stderr(&format!("{line}\n"));
         }
         self.report.outcome = "already_ran".to_owned();
         self.report.message = Some(line);
@@ -294,14 +306,14 @@ impl Job {
         self.report.exit_code
     }
 
-    /// Runs the command under `guard`, ends the lease, and returns the exit code.
+    /// Runs the command under `guard`, ends the lease, and returns how leasehold ends.
     pub(crate) async fn run_under(
         &mut self,
         context: &Context,
         session: &mut Session,
         guard: Guard,
         completion: Completion,
-    ) -> Result<u8, Failure> {
+    ) -> Result<Exit, Failure> {
         let Session { locker, clock, signals, prepared, previous_guardian } = session;
         let granted = clock.now();
         self.report.token = guard.token().ok();
@@ -323,10 +335,10 @@ impl Job {
         self.report.held_ms = Some(ms(clock.now().longest_since(granted)));
         let cooldown = completion.cooldown(&ended).filter(|_| loss.is_none());
         let unrecorded = self.end_lease(context, guard, &mut loss, session, (completion, cooldown)).await;
-        let code = self.conclude(context, ended?, loss);
+        let exit = self.conclude(context, ended?, loss);
         Ok(match unrecorded {
-            Some(error) => self.unrecorded(context, &error, code),
-            None => code,
+            Some(error) => self.unrecorded(context, &error, exit),
+            None => exit,
         })
     }
 
@@ -340,14 +352,15 @@ impl Job {
         clock: &dyn Clock,
         output: &Output,
     ) -> Result<Option<Ended>, Failure> {
-        let environment = [
+        let mut environment = vec![
             ("LEASEHOLD_LOCK", Some(guard.name().to_string())),
             // Unset for a store without tokens, so that a script that needs a token fails instead of using the token of
             // another lock.
             ("LEASEHOLD_TOKEN", guard.token().ok().map(|token| token.to_string())),
             ("LEASEHOLD_PERMIT", self.report.permit.map(|permit| permit.to_string())),
-            ("LEASEHOLD_STORE", Some(self.store.shown())),
         ];
+        environment.extend(OF_ONE_RUN.map(|variable| (variable, None)));
+        environment.extend(self.named_store.clone());
         let mut prepared = prepared.map_or_else(|| Prepared::start(&self.command, self.plan), Ok)?;
         match add_processes(&mut prepared, guard, locker).await {
             Ok(true) => {

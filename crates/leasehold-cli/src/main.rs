@@ -8,6 +8,8 @@ mod commands;
 mod complete;
 mod config;
 mod context;
+mod ending;
+mod escape;
 mod exit;
 mod filter;
 mod job;
@@ -17,29 +19,37 @@ mod object;
 mod otlp;
 mod output;
 mod report;
+mod shell;
 mod signals;
+#[cfg(target_os = "linux")]
+mod store_socket;
 mod wait_progress;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::CommandFactory as _;
+use clap_complete::CompleteEnv;
+use clap_complete::env::{Bash, Elvish, EnvCompleter, Fish, Powershell, Shells, Zsh};
 
 use crate::args::Cli;
+use crate::complete::{Plain, VARIABLE};
 
 fn main() -> ExitCode {
+    ending::fail_on_panic();
     let arguments: Vec<OsString> = std::env::args_os().collect();
     // Checked first: `run` starts this program again for its child, and that must be fast.
     if let Some(code) = child::internal_subcommand(&arguments) {
         return code;
     }
     answer_shell();
-    commands::dispatch(&arguments)
+    ending::end(commands::dispatch(&arguments))
 }
 
 /// If a shell requests completions, prints them and exits. Otherwise does nothing.
 fn answer_shell() {
-    if std::env::var_os(complete::VARIABLE).is_some() {
-        clap_complete::CompleteEnv::with_factory(Cli::command).var(complete::VARIABLE).complete();
+    if std::env::var_os(VARIABLE).is_some() {
+        let shells: [&dyn EnvCompleter; 5] = [&Plain(Bash), &Elvish, &Fish, &Plain(Powershell), &Zsh];
+        CompleteEnv::with_factory(Cli::command).var(VARIABLE).shells(Shells(&shells)).complete();
     }
 }

@@ -12,6 +12,7 @@ use leasehold::{AlreadyRan, Holder, Token};
 use serde::Serialize;
 
 pub(crate) use self::metrics::MetricsFile;
+use crate::escape::escaped;
 use crate::exit::{FAILED, Failure};
 
 /// The document. Field names are stable; a field that does not apply is null.
@@ -90,10 +91,9 @@ impl Report {
 
     /// Writes the report atomically, so that a reader never sees only a part of it.
     pub(crate) fn write(&self, file: &Path) -> Result<(), Failure> {
-        let mut text =
-            serde_json::to_vec_pretty(self).map_err(|error| unwritable(file, &REPORT, &error.into()))?;
-        text.push(b'\n');
-        replace(file, &text, &REPORT)
+        let text =
+            serde_json::to_string_pretty(self).map_err(|error| unwritable(file, &REPORT, &error.into()))?;
+        replace(file, format!("{}\n", escaped(&text)).as_bytes(), &REPORT)
     }
 }
 

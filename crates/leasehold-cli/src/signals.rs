@@ -6,10 +6,8 @@ use std::task::{Context, Poll};
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
-use crate::exit::{FAILED, Failure, SIGNAL_BASE};
+use crate::exit::{ENDING, Exit, Failure};
 
-/// Signals that end leasehold while it waits for a lock. They are forwarded to a running command.
-const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
 /// Signals that are only forwarded to a running command.
 const OTHERS: [Signal; 5] = [Signal::USR1, Signal::USR2, Signal::WINCH, Signal::TSTP, Signal::CONT];
 
@@ -112,7 +110,6 @@ fn ignored_signals() -> u64 {
 
 /// Returns the failure for a signal that arrived before there was a command to forward it to.
 pub(crate) fn interrupted(signal: Signal) -> Failure {
-    let number = signal.as_raw();
-    let code = u8::try_from(number).ok().and_then(|number| SIGNAL_BASE.checked_add(number)).unwrap_or(FAILED);
-    Failure::new(code, "interrupted", format!("interrupted by signal {number} while waiting"))
+    let message = format!("interrupted by signal {} while waiting", signal.as_raw());
+    Failure::ending(Exit::By(signal), "interrupted", message)
 }

@@ -257,6 +257,35 @@ fn redis() {
     a_day_on(stores::fresh("redis").url());
 }
 
+/// Without a password, the default user of a Redis server accepts any.
+#[test]
+fn a_run_within_a_run_gets_the_password_of_its_store() {
+    let fresh = stores::fresh("redis");
+    let url = fresh.url().replacen("redis://", "redis://default:hunter2@", 1);
+    let sandbox = Sandbox::new();
+    let nested =
+        "env | grep -c hunter2; exec \"$LEASEHOLD\" run inner -- \"$LEASEHOLD\" run innermost -- true";
+    let run = |words: &str, variable: &str| {
+        let mut command = sandbox.scripted(words, nested);
+        command.env("LEASEHOLD", env!("CARGO_BIN_EXE_leasehold")).env("LEASEHOLD_STORE", variable);
+        support::Outcome::of(command.output().unwrap()).expect(0).stdout
+    };
+    assert_eq!(run("run outer", &url), "1\n", "what the user has exported stays");
+    assert_eq!(run(&format!("-s {url} run outer"), ""), "0\n");
+    assert_eq!(run(&format!("-s {url} elect outer --once"), "sqlite:"), "0\n");
+    sandbox.write(
+        "config/leasehold/config.toml",
+        &format!("store = \"prod\"\n[stores.prod]\nurl = \"{url}\"\n"),
+    );
+    assert_eq!(run("run outer", ""), "0\n");
+    assert_eq!(run("-s prod once outer --per 1ms", "sqlite:"), "0\n");
+    let copied = sandbox.run(&format!("-s {} ls", url.replace("hunter2", "***"))).expect(125);
+    assert!(
+        copied.stderr.contains("`***` in place of a secret") && copied.stderr.contains("help:"),
+        "{copied:?}"
+    );
+}
+
 #[test]
 fn etcd() {
     a_day_on(&Server::ETCD.fresh_url());

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -86,19 +86,24 @@ impl Sandbox {
 /// The result of a process.
 #[derive(Debug)]
 pub(crate) struct Outcome {
+    /// The exit code, or 128 + signal, as a shell reports it.
     pub(crate) code: i32,
+    /// The signal that killed the process.
+    pub(crate) signal: Option<i32>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
 impl Outcome {
     pub(crate) fn of(output: Output) -> Self {
-        Self {
-            // 128 + signal, as a shell reports it.
-            code: output.status.code().or_else(|| Some(output.status.signal()? + 128)).unwrap(),
-            stdout: String::from_utf8(output.stdout).unwrap(),
-            stderr: String::from_utf8(output.stderr).unwrap(),
-        }
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Self::new(output.status, text(output.stdout), text(output.stderr))
+    }
+
+    pub(crate) fn new(status: ExitStatus, stdout: String, stderr: String) -> Self {
+        let signal = status.signal();
+        let code = status.code().or_else(|| Some(signal? + 128)).unwrap();
+        Self { code, signal, stdout, stderr }
     }
 
     #[track_caller]
@@ -160,9 +165,7 @@ impl Holder {
         self.stdout.read_to_string(&mut stdout).unwrap();
         let mut stderr = String::new();
         self.process.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
-        let status = self.process.wait().unwrap();
-        let code = status.code().or_else(|| Some(status.signal()? + 128)).unwrap();
-        Outcome { code, stdout, stderr }
+        Outcome::new(self.process.wait().unwrap(), stdout, stderr)
     }
 }
 
@@ -171,6 +174,29 @@ impl Drop for Holder {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// Returns `command` as process 1 of a new pid namespace, or `None` if this machine permits none.
+pub(crate) fn as_process_1(command: &Command) -> Option<Command> {
+    let unshare = |more: &[&str]| {
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--pid", "--fork", "--mount-proc"]).args(more).stdin(Stdio::null());
+        unshare
+    };
+    let permits = |more: &&[&str]| {
+        unshare(more).arg("true").stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+    };
+    let more = [&[][..], &["--user", "--map-root-user"]].into_iter().find(permits)?;
+    let mut wrapped = unshare(more);
+    wrapped.arg(command.get_program()).args(command.get_args());
+    for (key, value) in command.get_envs() {
+        match value {
+            Some(value) => wrapped.env(key, value),
+            None => wrapped.env_remove(key),
+        };
+    }
+    wrapped.current_dir(command.get_current_dir().unwrap());
+    Some(wrapped)
 }
 
 pub(crate) fn send(pid: i32, signal: Signal) {

@@ -1,7 +1,5 @@
 //! Limits on the rate of new requests. `capacity` limits how many stay open.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::http::StatusCode;
@@ -57,11 +55,7 @@ impl Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self {
-            waiting: Mutex::default(),
-            rates: Rates::new(RATE, RATE),
-            failures: Rates::new(FAILURE_RATE, FAILURE_BURST),
-        }
+        Self { rates: Rates::new(RATE, RATE), failures: Rates::new(FAILURE_RATE, FAILURE_BURST) }
     }
 }
 

@@ -310,6 +310,7 @@ fn kind_of(url: &StoreUrl) -> Option<&'static StoreKind> {
 /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a store that this build does not have, and otherwise
 /// the errors of the store itself.
 pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
+    url.check_whole()?;
     match kind_of(&url).and_then(|kind| kind.open) {
         Some(open) => open(url, options).await,
         None => Err(not_built_in(&url)),
@@ -322,6 +323,7 @@ pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseS
 /// Returns [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a store that keeps no objects, and otherwise
 /// the errors of [`open`].
 pub(crate) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Register>, String), Error> {
+    url.check_whole()?;
     let kind = kind_of(&url);
     match kind.and_then(|kind| kind.open_object) {
         Some(open) => open(url, env).await,

@@ -273,6 +273,23 @@ impl StoreUrl {
         Ok(())
     }
 
+    /// Checks that this URL was not copied from where a URL is shown without its secrets. The functions that open a store
+    /// call this.
+    ///
+    /// # Errors
+    /// Returns [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if the password or an option is `***`.
+    pub fn check_whole(&self) -> Result<(), Error> {
+        let redacted = |text: &String| text == REDACTED;
+        if !self.password.iter().chain(self.options.values()).any(redacted) {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("the store URL {self} has `{REDACTED}` in place of a secret"))
+            .with_help("this is how leasehold shows a URL; use the URL with the secret, or an alias of it in config.toml")
+            .with_help(
+                "`leasehold run` does not pass a secret in its option --store to its command: set LEASEHOLD_STORE instead",
+            ))
+    }
+
     /// Checks that all options were taken.
     ///
     /// # Errors
@@ -320,7 +337,7 @@ impl fmt::Display for StoreUrl {
         if let Some(authority) = &self.authority {
             f.write_str("//")?;
             match (&self.user, &self.password) {
-                (Some(user), Some(_)) => write!(f, "{}:***@", utf8_percent_encode(user, USER))?,
+                (Some(user), Some(_)) => write!(f, "{}:{REDACTED}@", utf8_percent_encode(user, USER))?,
                 (Some(user), None) => write!(f, "{}@", utf8_percent_encode(user, USER))?,
                 (None, _) => {}
             }
@@ -333,7 +350,7 @@ impl fmt::Display for StoreUrl {
             (None, None) => utf8_percent_encode(&self.path, PATH).fmt(f)?,
         }
         for (n, (key, value)) in self.options.iter().enumerate() {
-            let value = if is_secret(key, value) { "***" } else { value };
+            let value = if is_secret(key, value) { REDACTED } else { value };
             write!(f, "{}", if n == 0 { '?' } else { '&' })?;
             write!(f, "{}={}", utf8_percent_encode(key, OPTION), utf8_percent_encode(value, OPTION))?;
         }
@@ -341,12 +358,22 @@ impl fmt::Display for StoreUrl {
     }
 }
 
+/// What a URL shows in place of a secret.
+const REDACTED: &str = "***";
+
+/// The values of the option `credentials` that select a source of credentials.
+const SOURCES: [&str; 6] = ["anonymous", "entra", "client_secret", "workload", "managed", "cli"];
+
+/// Returns whether `value` may be a secret. No option takes one: they say where it is. But a user may have put it there.
 fn is_secret(key: &str, value: &str) -> bool {
-    // The location of credentials, how they are sent, or the name of a key. The URL must keep these values when it is
-    // parsed again.
+    // A file, a variable, a kind of credentials, how they are sent, or the name of a key. The URL must keep these values
+    // when it is parsed again.
     let is_plain = match key {
-        "credentials" => value == "anonymous" || value.starts_with('/'),
-        "password_file" | "sentinel_password_file" | "token_file" => value.starts_with('/'),
+        "credentials" => value.starts_with('/') || SOURCES.contains(&value),
+        "client_secret" => value == "env",
+        "key" | "key_file" | "sas_file" | "password_file" | "sentinel_password_file" | "token_file" => {
+            value.starts_with('/')
+        }
         "password_env" | "sentinel_password_env" => is_variable(value),
         "allow_plaintext_credentials" | "kms_key" | "partition_key" => true,
         _ => false,
@@ -355,7 +382,7 @@ fn is_secret(key: &str, value: &str) -> bool {
     let has_login = value.contains("://") && value.contains('@');
     let key = key.to_ascii_lowercase();
     let sounds_secret =
-        ["secret", "password", "token", "key", "credential"].iter().any(|word| key.contains(word));
+        ["secret", "password", "token", "key", "credential", "sas"].iter().any(|word| key.contains(word));
     has_login || (!is_plain && sounds_secret)
 }
 
@@ -401,6 +428,11 @@ mod tests {
         for text in [
             "gs://b/p?credentials=anonymous",
             "gs://b/p?credentials=/etc/key.json",
+            "azblob://a/c?key_file=/etc/key",
+            "azblob://a/c?sas_file=/etc/sas",
+            "azblob://a/c?credentials=client_secret",
+            "azblob://a/c?credentials=managed",
+            "redis://u@h?cert=/etc/cert&key=/etc/key",
             "etcd://u@h/p?password_file=/run/secrets/etcd",
             "etcd://u@h/p?allow_plaintext_credentials=on&password_env=ETCD_PASSWORD",
             "sqlite:/a%3Fb%2520c.db",
@@ -432,6 +464,9 @@ mod tests {
             "redis://h?master=m&sentinel_password_env=hunter2",
             "redis://h?master=m&sentinel_password_file=hunter2",
             "etcd://u@h?password_file=hunter2",
+            "redis://u@h?key=hunter2",
+            "azblob://a/c?key_file=hunter2",
+            "azblob://a/c?sas=hunter2",
         ] {
             let url = StoreUrl::parse(url).unwrap();
             assert!(!url.to_string().contains("hunter2"), "{url}");
@@ -445,6 +480,22 @@ mod tests {
         ] {
             let error = StoreUrl::parse(secret).unwrap_err();
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_url_with_a_redacted_secret_is_not_whole() {
+        for url in [
+            "redis://u:hunter2@h",
+            "redis://:hunter2@h/0",
+            "redis://h?key=hunter2",
+            "gs://b?proxy=http://u:p@h",
+        ] {
+            let url = StoreUrl::parse(url).unwrap();
+            url.check_whole().unwrap();
+            let shown = StoreUrl::parse(&url.to_string()).unwrap();
+            let error = shown.check_whole().unwrap_err();
+            assert!(error.to_string().contains("`***`"), "{error}");
         }
     }
 

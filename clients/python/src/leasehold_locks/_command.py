@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import site
 import subprocess
 import sysconfig
 
@@ -17,7 +18,11 @@ def find() -> str:
     given = os.environ.get("LEASEHOLD_COMMAND")
     if given:
         return given
-    for scheme in (sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user")):
+    schemes = [sysconfig.get_default_scheme()]
+    # Not with `python3 -I` or `-s`, where a package is not loaded from the user's folder either.
+    if site.ENABLE_USER_SITE:
+        schemes.append(sysconfig.get_preferred_scheme("user"))
+    for scheme in schemes:
         command = os.path.join(sysconfig.get_path("scripts", scheme), "leasehold")
         if os.access(command, os.X_OK):
             return command

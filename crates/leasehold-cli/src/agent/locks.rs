@@ -10,7 +10,7 @@ use leasehold::{Due, Guard, HolderInfo, Lock, LockName, Locker, OncePer, Semapho
 use super::fields::{Fields, missing};
 use super::message::Answer;
 use super::refusal::Refusal;
-use super::session::{Reply, Session, Work};
+use super::session::{HoldPlace, Reply, Session, Work};
 use super::waiting;
 use crate::mode::{Mode, WaitPolicy};
 
@@ -50,7 +50,7 @@ pub(super) fn acquire(
     operation: &str,
     mut fields: Fields,
 ) -> Result<Work, Refusal> {
-    session.check_hold_limit()?;
+    let place = session.hold_place()?;
     let request = AcquireRequest {
         store: fields.text("store")?,
         lock: fields.lock()?,
@@ -60,7 +60,7 @@ pub(super) fn acquire(
         report_waiting: fields.flag("report_waiting")?,
     };
     fields.finish(operation)?;
-    Ok(request.acquire(session, id).boxed())
+    Ok(request.acquire(session, id, place).boxed())
 }
 
 fn kind(operation: &str, fields: &mut Fields) -> Result<Kind, Refusal> {
@@ -127,7 +127,7 @@ impl LockSettings {
 }
 
 impl AcquireRequest {
-    async fn acquire(self, session: Arc<Session>, id: u64) -> Result<Reply, Refusal> {
+    async fn acquire(self, session: Arc<Session>, id: u64, place: HoldPlace) -> Result<Reply, Refusal> {
         let Self { store, lock, kind, policy, settings, report_waiting } = self;
         let locker = session.stores.open(store).await?;
         let lock = settings.apply(locker.lock(lock.as_str()));
@@ -141,7 +141,7 @@ impl AcquireRequest {
         };
         match due {
             Due::AlreadyRan(ran) => Ok(Reply::Answer(Answer::already_ran(ran))),
-            Due::Now(guard) => with_host(&session, &locker, guard).await,
+            Due::Now(guard) => with_host(&session, &locker, guard, place).await,
         }
     }
 }
@@ -172,12 +172,17 @@ async fn acquired(lock: Lock, kind: Kind, policy: WaitPolicy) -> leasehold::Resu
 
 /// Adds the host to the holder's processes. Otherwise a store that detects the death of this process would grant the
 /// lock to others while the host still works under it.
-pub(super) async fn with_host(session: &Session, locker: &Locker, guard: Guard) -> Result<Reply, Refusal> {
+pub(super) async fn with_host(
+    session: &Session,
+    locker: &Locker,
+    guard: Guard,
+    place: HoldPlace,
+) -> Result<Reply, Refusal> {
     if let Some(host) = session.host().filter(|_| locker.capabilities().sees_dead_processes) {
         // On an error the guard is dropped, which releases the lock.
         locker.add_processes(&guard, &[host]).await?;
     }
-    Ok(Reply::Held(guard))
+    Ok(Reply::Held(guard, place))
 }
 
 const MIN_TTL_MS: u64 = Ttl::MIN.as_millis() as u64;

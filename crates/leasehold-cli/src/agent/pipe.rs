@@ -8,6 +8,8 @@ use std::thread;
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::escape::escaped;
+
 /// Maximum length of a line, in bytes, in both directions.
 pub(super) const MAX_LINE: usize = 1 << 20;
 /// Maximum number of requests that wait for the session.
@@ -132,8 +134,8 @@ pub(super) fn write() -> io::Result<(Outbox, Writer)> {
 }
 
 fn add_line(text: &mut Vec<u8>, message: &Value) {
-    // A `Value` is always valid JSON without an end of line.
-    let _ = serde_json::to_writer(&mut *text, message);
+    // JSON without an end of line.
+    text.extend_from_slice(escaped(&message.to_string()).as_bytes());
     text.push(b'\n');
 }
 

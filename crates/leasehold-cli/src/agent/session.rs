@@ -46,7 +46,17 @@ pub(super) enum Next {
 /// The outcome of a request.
 pub(super) enum Reply {
     Answer(Answer),
-    Held(Guard),
+    Held(Guard, HoldPlace),
+}
+
+/// Counts as a hold, from before the grant until the hold has begun or the request has ended. So requests that run at
+/// the same time cannot pass the limit.
+pub(super) struct HoldPlace(Arc<Session>);
+
+impl Drop for HoldPlace {
+    fn drop(&mut self) {
+        self.0.state(|state| state.hold_places -= 1);
+    }
 }
 
 /// The work of a request.
@@ -74,6 +84,8 @@ struct State {
     /// The total length of the pending requests, in bytes.
     bytes: usize,
     holds: HashMap<u64, mpsc::Sender<HoldRequest>>,
+    /// The number of requests that may begin a hold.
+    hold_places: usize,
     /// The releases that the host has requested. They outlive their requests.
     releases: JoinSet<()>,
     last_hold: u64,
@@ -203,14 +215,19 @@ impl Session {
         self.state(|state| state.remove_pending(id));
         let outcome = outcome.and_then(|reply| match reply {
             Reply::Answer(answer) => Ok(answer.to(id)),
-            Reply::Held(guard) => Ok(self.start_hold(id, guard)?),
+            Reply::Held(guard, place) => Ok(self.start_hold(id, guard, place)?),
         });
         place.send(outcome.unwrap_or_else(|refusal| Answer::error(&refusal).to(id)));
     }
 
     /// Starts the task of a hold, and returns the response to the request `id`. The caller must send it before any
     /// other message.
-    fn start_hold(self: &Arc<Self>, id: u64, guard: Guard) -> Result<Value, leasehold::Error> {
+    fn start_hold(
+        self: &Arc<Self>,
+        id: u64,
+        guard: Guard,
+        place: HoldPlace,
+    ) -> Result<Value, leasehold::Error> {
         let known = guard.deadline()?;
         let (sender, requests) = mpsc::channel(1);
         let number = self.state(|state| {
@@ -221,6 +238,7 @@ impl Session {
             }
             state.last_hold
         });
+        drop(place);
         let token = guard.token().ok();
         let held = json!({ "hold": number, "lock": guard.name(), "token": message::digits(token) });
         let task = HoldTask { number, guard, known, requests, outbox: self.outbox.clone() };
@@ -316,11 +334,19 @@ impl Session {
         expects.is_some_and(|answer| answer.send(content).is_ok())
     }
 
-    /// Returns an error if too many locks are held to acquire another one.
-    pub(super) fn check_hold_limit(&self) -> Result<(), Refusal> {
-        match self.state(|state| state.holds.len()) < MAX_HOLDS {
-            true => Ok(()),
-            false => Err(Refusal::limit(format!("too many locks are held (maximum {MAX_HOLDS})"))),
+    /// Returns a place for another hold, or an error if too many locks are held or being acquired.
+    pub(super) fn hold_place(self: &Arc<Self>) -> Result<HoldPlace, Refusal> {
+        let is_free = self.state(|state| {
+            let is_free = state.holds.len() + state.hold_places < MAX_HOLDS;
+            state.hold_places += usize::from(is_free);
+            is_free
+        });
+        match is_free {
+            true => Ok(HoldPlace(self.clone())),
+            false => {
+                let message = format!("too many locks are held or being acquired (maximum {MAX_HOLDS})");
+                Err(Refusal::limit(message))
+            }
         }
     }
 
@@ -443,6 +469,23 @@ mod tests {
     /// Begins a request that never completes.
     fn hangs(_: &Arc<Session>, _: u64, _: &str, _: Fields) -> Work {
         Box::pin(std::future::pending())
+    }
+
+    #[tokio::test]
+    async fn an_acquisition_counts_as_a_hold_before_its_grant() {
+        let (session, mut sent) = holding().await;
+        let places: Vec<_> = (2..MAX_HOLDS).map(|_| session.hold_place().unwrap()).collect();
+        // It takes the last place, and waits.
+        session.take(br#"{"id":2,"op":"acquire","lock":"x"}"#, begin).await;
+        session.take(br#"{"id":3,"op":"try","lock":"y"}"#, begin).await;
+        let refused = sent.recv().await.unwrap();
+        assert_eq!((&refused["id"], &refused["kind"]), (&3.into(), &"limit".into()), "{refused}");
+        session.take(br#"{"id":4,"op":"release","hold":1}"#, begin).await;
+        while sent.recv().await.unwrap()["ev"] != "held" {}
+        assert_eq!(session.state(|state| (state.holds.len(), state.hold_places)), (1, places.len()));
+        drop(places);
+        session.take(br#"{"id":5,"op":"try","lock":"y"}"#, begin).await;
+        while sent.recv().await.unwrap()["ev"] != "held" {}
     }
 
     #[tokio::test]

@@ -10,7 +10,7 @@ use super::fields::Fields;
 use super::locks::with_host;
 use super::message::{Answer, digits};
 use super::refusal::Refusal;
-use super::session::{Reply, Session, Work};
+use super::session::{HoldPlace, Reply, Session, Work};
 use crate::report::ms;
 
 /// Reads the fields of an operation on a ticket and returns its work.
@@ -24,8 +24,8 @@ pub(super) fn read(session: Arc<Session>, operation: &str, mut fields: Fields) -
     fields.finish(operation)?;
     Ok(match operation {
         "resume" => {
-            session.check_hold_limit()?;
-            resume(session, store, ticket).boxed()
+            let place = session.hold_place()?;
+            resume(session, store, ticket, place).boxed()
         }
         "renew_ticket" => renew(session, store, ticket).boxed(),
         _ => release(session, store, ticket).boxed(),
@@ -40,10 +40,15 @@ async fn ticket(session: Arc<Session>, hold: u64) -> Result<Reply, Refusal> {
     Ok(Reply::Answer(Answer::new("ticket", fields)))
 }
 
-async fn resume(session: Arc<Session>, store: Option<String>, ticket: Ticket) -> Result<Reply, Refusal> {
+async fn resume(
+    session: Arc<Session>,
+    store: Option<String>,
+    ticket: Ticket,
+    place: HoldPlace,
+) -> Result<Reply, Refusal> {
     let locker = session.stores.open(store).await?;
     let guard = locker.resume(&ticket).await?;
-    with_host(&session, &locker, guard).await
+    with_host(&session, &locker, guard, place).await
 }
 
 async fn renew(session: Arc<Session>, store: Option<String>, ticket: Ticket) -> Result<Reply, Refusal> {

@@ -41,7 +41,8 @@ processes use --shared, all others must use --exclusive.
 
 With --ticket, the command runs under a lock from `leasehold acquire`. leasehold renews the lease before, during and \
 after the run, so that the next step of the script starts with a full lease. If the lock is already lost, it exits \
-with 122 without running the command. Several commands can use one ticket at a time; releasing the ticket releases \
+with 122 without running the command. Pass the ticket in LEASEHOLD_TICKET or on stdin: `ps` shows arguments to all \
+users. Several commands can use one ticket at a time; releasing the ticket releases \
 the lock for all of them.
 
 Examples:
@@ -52,8 +53,8 @@ Examples:
   leasehold run index --shared -- ./search           # together with other readers
   leasehold run index --exclusive -- ./rebuild       # alone
   leasehold run cache --shell -- 'du -s /cache > size && ls'
-  leasehold run --ticket=\"$ticket\" -- ./step-2
-  leasehold run --ticket=\"$ticket\" --release -- ./step-3"
+  LEASEHOLD_TICKET=$ticket leasehold run --ticket -- ./step-2
+  LEASEHOLD_TICKET=$ticket leasehold run --ticket --release -- ./step-3"
 )]
 pub(crate) struct RunArgs {
     /// Name of the lock, for example deploy/prod

@@ -21,10 +21,11 @@ use leasehold::clock::{Clock as _, Deadline, Moment, SystemClock};
 use leasehold::lease::Id;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
-use rustix::process::{Pid, getpgid, getpid, getppid, setpgid, setsid};
+use rustix::process::{Pid, getpid, getppid, setpgid, setsid};
 
 use super::cgroup::Cgroup;
 use super::processes::{self, ProcessIdentity};
+use super::reaper::Awaited;
 use super::tree::Tree;
 use super::{GUARDIAN, KILL_TIMEOUT, RUN};
 use crate::exit::FAILED;
@@ -40,6 +41,7 @@ const MAX_WAIT: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(super) struct Guardian {
     process: Child,
+    awaited: Awaited,
     /// The end of the lease that was sent last.
     sent_end: Option<Deadline>,
 }
@@ -66,7 +68,7 @@ impl Guardian {
             // A stopped guardian does not read. When its pipe is full, it must not block this process.
             fcntl_setfl(pipe, OFlags::NONBLOCK)?;
         }
-        Ok(Self { process, sent_end: None })
+        Ok(Self { awaited: Awaited::new(process.id()), process, sent_end: None })
     }
 
     /// Returns `None` if the guardian has already ended.
@@ -110,7 +112,7 @@ impl Guardian {
     pub(super) fn dismiss(mut self) -> Dismissed {
         self.send(DONE);
         // Do not wait for its exit, so that the lock can be released now.
-        Dismissed(self.process)
+        Dismissed { process: self.process, _awaited: self.awaited }
     }
 
     /// Sends `line`. Returns false if the pipe is full because the guardian is stopped or starved. In that case no part
@@ -126,21 +128,24 @@ impl Guardian {
 /// A guardian that was asked to exit but may not have read the request. If the lease has ended, it kills all processes
 /// that this process has started or starts next.
 #[derive(Debug)]
-pub(crate) struct Dismissed(Child);
+pub(crate) struct Dismissed {
+    process: Child,
+    _awaited: Awaited,
+}
 
 impl Dismissed {
     /// Ends the guardian even if it is stopped or starved.
     pub(crate) fn end(mut self) {
         // Both fail only if the guardian has ended and was already reaped.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
 impl Drop for Dismissed {
     /// Kills the guardian, because a stopped guardian would stay forever. Does not wait for its exit.
     fn drop(&mut self) {
-        let _ = self.0.kill();
+        let _ = self.process.kill();
     }
 }
 
@@ -200,9 +205,9 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
 /// parent is the last link between the guardian's process group and the session. The leader of a process group cannot
 /// leave its session, so this process first joins the group of `root`.
 fn leave_session(root: Pid) {
-    let left = getpgid(Some(root)).and_then(|group| setpgid(None, Some(group))).and_then(|()| setsid());
+    let Some(group) = Pid::from_raw(processes::group_of(root)) else { return };
     // A failure affects only a stopped guardian.
-    let _ = left;
+    let _ = setpgid(None, Some(group)).and_then(|()| setsid());
 }
 
 /// Returns the mark in the environment of this process, of the command, and of all its descendants. No other process

@@ -86,6 +86,40 @@ pub(super) fn all() -> io::Result<Vec<Process>> {
     all_in(Path::new("/proc"))
 }
 
+/// Returns the process group of `pid`, or 0 if it is outside this pid namespace. `getpgid` of rustix panics then.
+#[cfg(target_os = "linux")]
+pub(super) fn group_of(pid: Pid) -> i32 {
+    find(pid).ok().flatten().map_or(0, |process| process.group)
+}
+
+/// Returns the process group of `pid`, or 0 if it is unknown.
+#[cfg(not(target_os = "linux"))]
+pub(super) fn group_of(pid: Pid) -> i32 {
+    rustix::process::getpgid(Some(pid)).map_or(0, |group| group.as_raw_nonzero().get())
+}
+
+/// Returns the children of this process.
+pub(super) fn children() -> io::Result<Vec<Process>> {
+    let Some(pids) = child_ids() else {
+        let ours = rustix::process::getpid().as_raw_nonzero().get();
+        return Ok(all()?.into_iter().filter(|process| process.parent == ours).collect());
+    };
+    let found = pids.into_iter().map(|pid| process(Path::new("/proc"), pid));
+    found.filter_map(Result::transpose).collect()
+}
+
+/// Returns the ids of the children of this process, from the kernel's lists. These may omit a child that follows an
+/// ending one, but never the first child. Returns `None` without such lists, as on some kernels.
+pub(super) fn child_ids() -> Option<Vec<i32>> {
+    let mut ids = Vec::new();
+    for thread in fs::read_dir("/proc/self/task").ok()? {
+        // Fails if the thread has ended, which passed its children to another thread.
+        let list = fs::read_to_string(thread.ok()?.path().join("children")).ok()?;
+        ids.extend(list.split_ascii_whitespace().filter_map(|id| id.parse::<i32>().ok()));
+    }
+    Some(ids)
+}
+
 /// Returns the process `pid`, if it exists.
 pub(super) fn find(pid: Pid) -> io::Result<Option<Process>> {
     process(Path::new("/proc"), pid.as_raw_nonzero().get())

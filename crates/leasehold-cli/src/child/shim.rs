@@ -25,6 +25,7 @@ use rustix::net::{
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
 use super::program::{cannot_run, code_of};
+use super::reaper::Awaited;
 use super::{Environment, OWN_EXECUTABLE, is_interactive};
 use crate::exit::{FAILED, Failure, NOT_FOUND};
 
@@ -41,6 +42,7 @@ const MAX_MESSAGE: usize = 212_992;
 #[derive(Debug)]
 pub(super) struct Shim {
     pub(super) process: tokio::process::Child,
+    awaited: Option<Awaited>,
     socket: OwnedFd,
 }
 
@@ -58,7 +60,8 @@ impl Shim {
         if !is_interactive() {
             process.process_group(0);
         }
-        Ok(Self { process: process.spawn()?, socket })
+        let process = process.spawn()?;
+        Ok(Self { awaited: process.id().map(Awaited::new), process, socket })
     }
 
     /// Makes the process execute the command, whose program is `program`, with our stdin, and with the changes of
@@ -83,7 +86,9 @@ impl Shim {
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
         sendmsg(&self.socket, &[IoSlice::new(&text)], &mut ancillary, SendFlags::NOSIGNAL)?;
-        Ok((self.process, Execution { socket: self.socket, program: program.to_owned() }))
+        let execution =
+            Execution { _awaited: self.awaited, socket: self.socket, program: program.to_owned() };
+        Ok((self.process, execution))
     }
 
     /// Ends the process before it executes the command.
@@ -96,6 +101,8 @@ impl Shim {
 /// A command that a [`Shim`] was told to execute.
 #[derive(Debug)]
 pub(super) struct Execution {
+    /// Until the command was awaited, because only then its status is known.
+    _awaited: Option<Awaited>,
     socket: OwnedFd,
     program: OsString,
 }

@@ -208,24 +208,14 @@ impl Tree {
     }
 
     /// Returns whether the guardian is our only child. If so, we have no other descendants, because this process
-    /// is the subreaper. The result is certain if true: the kernel's lists may omit a child that follows an ending one,
-    /// but never the first child.
+    /// is the subreaper. The result is certain if true.
     fn is_childless(&self) -> bool {
         let Some(guardian) = self.guardian else { return false };
-        let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return false };
-        let mut children = String::new();
-        for thread in threads {
-            let list = thread.and_then(|thread| std::fs::read_to_string(thread.path().join("children")));
-            // The list cannot be read if the thread has ended, which passed its children to another thread. Some
-            // kernels have no such lists.
-            let Ok(list) = list else { return false };
-            children += &list;
-        }
-        children.split_ascii_whitespace().eq([guardian.as_raw_nonzero().to_string()])
+        processes::child_ids().is_some_and(|ids| ids == [guardian.as_raw_nonzero().get()])
     }
 
     fn members_of_shared_group(&self) -> io::Result<Vec<Pid>> {
-        let group = rustix::process::getpgrp().as_raw_nonzero().get();
+        let group = processes::group_of(getpid());
         let descendants = self.descendants_among(&processes::all()?);
         let members = descendants.into_iter().filter(|p| !p.ended && p.group == group);
         Ok(members.map(|process| process.pid).collect())

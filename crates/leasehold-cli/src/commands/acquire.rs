@@ -8,8 +8,9 @@ use crate::context::{self, Context, Note};
 use crate::exit::{FAILED, Failure};
 use crate::mode::Mode;
 use crate::output::json::object;
-use crate::output::{human, print_all};
+use crate::output::print_all;
 use crate::report::ms;
+use crate::shell;
 use crate::signals::Signals;
 
 pub(super) async fn acquire(context: &Context, args: AcquireArgs) -> Result<u8, Failure> {
@@ -18,7 +19,7 @@ pub(super) async fn acquire(context: &Context, args: AcquireArgs) -> Result<u8, 
     if mode == Mode::Exclusive {
         return Err(Failure::usage("--exclusive cannot be used with `acquire`").with_help(format!(
             "an exclusive lock consists of nine locks, and a ticket holds one; instead use: leasehold run --exclusive {} -- ...",
-            human::quoted(name.as_str())
+            shell::last_argument(&name)
         )));
     }
     let line = "leasehold acquire".to_owned();

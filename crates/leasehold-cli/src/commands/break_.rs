@@ -7,7 +7,8 @@ use crate::args::BreakArgs;
 use crate::context::{self, Context};
 use crate::exit::{Failure, NEGATIVE};
 use crate::output::json::object;
-use crate::output::{human, print};
+use crate::output::print;
+use crate::shell;
 
 pub(super) async fn break_(context: &Context, args: BreakArgs) -> Result<u8, Failure> {
     let name = context::lock_name(&args.lock.lock)?;
@@ -16,7 +17,7 @@ pub(super) async fn break_(context: &Context, args: BreakArgs) -> Result<u8, Fai
     let locker = context::open(&store).await?;
     let why = Eviction::by_this_process(args.reason.as_deref().unwrap_or_default());
     if locker.evict_for(&name, token, &why).await? == Evicted::Changed {
-        let (lock, flag) = (human::quoted(name.as_str()), context::store_flag(&store));
+        let (lock, flag) = (shell::last_argument(&name), context::store_flag(&store));
         return Err(Failure::new(
             NEGATIVE,
             "changed",

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use crate::acquisition::Request;
 use crate::args::{ClaimArgs, ElectArgs, OnExit};
 use crate::context::{self, Context, Note};
-use crate::exit::{Failure, SIGNAL_BASE};
+use crate::exit::{Exit, Failure};
 use crate::job::{Completion, Job, Session};
 use crate::output::{human, json, print_unless_closed};
 use crate::signals::interrupted;
@@ -23,7 +23,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(30);
 /// A term that lasts this long resets the delay.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
-pub(super) async fn elect(context: &Context, args: ElectArgs) -> Result<u8, Failure> {
+pub(super) async fn elect(context: &Context, args: ElectArgs) -> Result<Exit, Failure> {
     let name = context::lock_name(&args.name)?;
     if args.observe {
         return observe(context, name.as_str(), args.once).await;
@@ -52,7 +52,7 @@ struct Candidate<'a> {
 
 impl Candidate<'_> {
     /// Runs one term after another.
-    async fn run(&self, job: &mut Job) -> Result<u8, Failure> {
+    async fn run(&self, job: &mut Job) -> Result<Exit, Failure> {
         let mut session = job.open(self.context, self.request.opening_limit()).await?;
         // If the store is unreachable, fail now instead of retrying forever, so that the user notices.
         let election = session.locker.election(self.request.name.as_str());
@@ -73,15 +73,13 @@ impl Candidate<'_> {
             let elected = session.clock.now();
             let ended = job.run_under(self.context, &mut session, guard, Completion::Release).await;
             let signal = session.signals.ending_signal();
-            let is_asked_to_end = |code: Option<u8>| match signal {
+            let is_asked_to_end = |exit: Option<Exit>| match signal {
                 // Many programs reload their settings on SIGHUP. It ends the candidate only if it ended the command.
-                Some(Signal::HUP) => {
-                    code.map(i32::from) == Some(i32::from(SIGNAL_BASE) + Signal::HUP.as_raw())
-                }
+                Some(Signal::HUP) => exit.map(Exit::code) == Some(Exit::By(Signal::HUP).code()),
                 signal => signal.is_some(),
             };
             let ends = self.once || self.on_exit == OnExit::Exit || is_asked_to_end(None);
-            let code = match ended {
+            let exit = match ended {
                 // The program may be missing only while it is replaced.
                 Err(failure) if failure.is_of_execution() && !ends => {
                     job.write_metrics_of(&failure, self.context);
@@ -92,16 +90,16 @@ impl Candidate<'_> {
                 ended => ended?,
             };
             job.write_metrics(self.context);
-            if is_asked_to_end(Some(code)) || self.once || (self.on_exit == OnExit::Exit && !job.was_lost()) {
-                return Ok(code);
+            if is_asked_to_end(Some(exit)) || self.once || (self.on_exit == OnExit::Exit && !job.was_lost()) {
+                return Ok(exit);
             }
             if session.clock.now().longest_since(elected) >= STABLE_AFTER {
                 pause = MIN_PAUSE;
             }
             // After a loss, campaign without a delay, because another candidate already leads or the store is down.
             if !job.was_lost() {
-                self.back_off(&format!("the command ended with exit code {code}"), pause, &mut session)
-                    .await?;
+                let why = format!("the command ended with exit code {}", exit.code());
+                self.back_off(&why, pause, &mut session).await?;
                 pause = (pause * 2).min(MAX_PAUSE);
             }
         }
@@ -131,7 +129,7 @@ fn value(context: &Context, flag: Option<String>) -> Result<Option<String>, Fail
 }
 
 /// Prints the current leader, and each change until stdout is closed. With `once`, prints only the current leader.
-async fn observe(context: &Context, name: &str, once: bool) -> Result<u8, Failure> {
+async fn observe(context: &Context, name: &str, once: bool) -> Result<Exit, Failure> {
     let locker = context::open(&context.store()?).await?;
     let mut changes = locker.election(name).observe();
     while let Some(leader) = changes.next().await {
@@ -145,5 +143,5 @@ async fn observe(context: &Context, name: &str, once: bool) -> Result<u8, Failur
             break;
         }
     }
-    Ok(0)
+    Ok(Exit::Code(0))
 }

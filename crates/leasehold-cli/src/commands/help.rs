@@ -69,6 +69,8 @@ run, once and elect:
   127   the command was not found
   128 + signal   a signal ended leasehold while it waited for the lock
   2     the command line is wrong
+If SIGINT, SIGTERM, SIGHUP or SIGQUIT ended the command or the wait, the same signal ends leasehold, so that a shell
+script stops at Ctrl-C. A shell shows 128 + signal. As process 1 of a container, leasehold exits with that code.
 
 once:
   0     also: the command already ran in this period (see stderr)
@@ -87,7 +89,7 @@ All other subcommands:
   1     negative result: the lock of the ticket is lost (renew, release); the lock is not held with that token (break);
         a higher token wrote the object (put); the store is not safe for locks (doctor)
   2     the command line is wrong
-  123, 124, 125   as above
+  123, 124, 125, 128 + signal   as above. After SIGTERM, serve exits with 0
 
 A command can use these codes itself. To tell the cases apart, use `--report FILE`. The field `outcome` of the JSON
 report is one of exited, signaled, lost, held, timed_out, interrupted, not_found, not_executable, failed. For once also:
@@ -135,8 +137,11 @@ The configuration file is $XDG_CONFIG_HOME/leasehold/config.toml (~/.config/leas
   LEASEHOLD_TOKEN   fencing token (elect: the term). Send it with every write, and let the resource reject lower tokens.
                     Not set if the protocol of the store has no tokens
   LEASEHOLD_PERMIT  with --permits: number of the permit. LEASEHOLD_LOCK and LEASEHOLD_TOKEN then belong to this permit
-  LEASEHOLD_STORE   URL of the store, without passwords
+  LEASEHOLD_STORE   URL of the store. If the URL contains a password: unchanged if leasehold took the store from this
+                    variable or from config.toml; the alias; or the URL with *** for the password. Then
+                    LEASEHOLD_STORE_SOCKET names a socket from which a leasehold in the command gets the whole URL (Linux)
   LEASEHOLD_RUN     random id of this run
+They unset _REPORT, _METRICS_FILE, _VALUE, _ON_EXIT, _PER and _COUNT_FAILURES, which belong to one run.
 
 `serve` exports traces by OTLP over HTTP if OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set, and
 reads further variables of OpenTelemetry: see docs/observability.md. This needs the cargo feature otlp.

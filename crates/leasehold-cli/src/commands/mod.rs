@@ -25,7 +25,7 @@ mod update;
 mod wait;
 
 use std::ffi::OsString;
-use std::process::ExitCode;
+use std::os::unix::net::UnixStream;
 
 use clap::Parser as _;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -33,16 +33,17 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{Cli, Subcommand};
+use crate::child;
 use crate::config::Settings;
 use crate::context::Context;
-use crate::exit::{FAILED, Failure};
+use crate::exit::{Exit, FAILED, Failure};
 use crate::output::Output;
 
-/// Runs the subcommand in `arguments`.
-pub(crate) fn dispatch(arguments: &[OsString]) -> ExitCode {
+/// Runs the subcommand in `arguments`, and returns how leasehold ends.
+pub(crate) fn dispatch(arguments: &[OsString]) -> Exit {
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
-        Err(error) => return ExitCode::from(explain(error, arguments)),
+        Err(error) => return explain(error, arguments).into(),
     };
     let output = Output { json: wants_json(cli.common.json), ..Output::default() };
     let context = match cli.subcommand {
@@ -56,17 +57,19 @@ pub(crate) fn dispatch(arguments: &[OsString]) -> ExitCode {
         Ok(context) => context,
         Err(failure) => {
             output.failure(&failure);
-            return ExitCode::from(failure.code);
+            return failure.exit();
         }
     };
-    let code = execute(&context, cli.subcommand).unwrap_or_else(|failure| {
+    if let Some(warning) = context.settings.warning().filter(|_| !context.output.quiet) {
+        context.output.warning(&warning);
+    }
+    execute(&context, cli.subcommand).unwrap_or_else(|failure| {
         context.output.failure(&failure);
-        failure.code
-    });
-    ExitCode::from(code)
+        failure.exit()
+    })
 }
 
-fn execute(context: &Context, subcommand: Subcommand) -> Result<u8, Failure> {
+fn execute(context: &Context, subcommand: Subcommand) -> Result<Exit, Failure> {
     match subcommand {
         // The server starts its log itself.
         #[cfg(feature = "serve")]
@@ -93,49 +96,65 @@ fn execute(context: &Context, subcommand: Subcommand) -> Result<u8, Failure> {
         Subcommand::Serve(args) => serve::serve(context, args, started(serve_runtime())?),
         Subcommand::Init => on(small_runtime(), init::init(context)),
         Subcommand::Doctor(args) => on(run_runtime(), doctor::doctor(context, &args)),
-        Subcommand::Completions(args) => completions::completions(&args),
-        Subcommand::Man(args) => man::man(&args),
-        Subcommand::Help(args) => help::help(&args),
+        Subcommand::Completions(args) => completions::completions(&args).map(Exit::from),
+        Subcommand::Man(args) => man::man(&args).map(Exit::from),
+        Subcommand::Help(args) => help::help(&args).map(Exit::from),
     }
+}
+
+/// Checks for the descriptors and the thread without which starting a runtime would panic.
+fn check_limits() -> std::io::Result<()> {
+    let _descriptors = [UnixStream::pair()?, UnixStream::pair()?, UnixStream::pair()?, UnixStream::pair()?];
+    // Its end does not matter.
+    drop(std::thread::Builder::new().spawn(|| {})?.join());
+    Ok(())
 }
 
 /// Creates the runtime for subcommands that run a command. One worker thread renews the lease, even if the main thread
 /// is busy or blocked by a terminal.
 fn run_runtime() -> std::io::Result<Runtime> {
+    check_limits()?;
     Builder::new_multi_thread().worker_threads(1).enable_all().build()
 }
 
 /// Creates the runtime for the server, whose requests use all processors.
 #[cfg(feature = "serve")]
 fn serve_runtime() -> std::io::Result<Runtime> {
+    check_limits()?;
     Builder::new_multi_thread().enable_all().build()
 }
 
 /// Creates the runtime for the other subcommands. It starts fastest.
 fn small_runtime() -> std::io::Result<Runtime> {
+    check_limits()?;
     Builder::new_current_thread().enable_all().build()
 }
 
 /// Runs `subcommand` on the main thread, where `run` must start its command.
-fn on(
+fn on<T: Into<Exit>>(
     runtime: std::io::Result<Runtime>,
-    subcommand: impl Future<Output = Result<u8, Failure>>,
-) -> Result<u8, Failure> {
+    subcommand: impl Future<Output = Result<T, Failure>>,
+) -> Result<Exit, Failure> {
     let runtime = started(runtime)?;
     let outcome = runtime.block_on(subcommand);
     // Do not wait for a thread that may hang in a name lookup or on stdin.
     runtime.shutdown_background();
-    outcome
+    outcome.map(Into::into)
 }
 
 fn started(runtime: std::io::Result<Runtime>) -> Result<Runtime, Failure> {
-    let failed = |error| Failure::new(FAILED, "failed", format!("cannot start the async runtime: {error}"));
+    let failed = |error| {
+        Failure::new(FAILED, "failed", format!("cannot start: {error}")).with_help(
+            "increase the limits of open files (ulimit -n) and of processes (ulimit -u, pids of a container)",
+        )
+    };
     let runtime = runtime.map_err(failed)?;
     let context = runtime.enter();
     // If the parent process ignores SIGCHLD, this process ignores it too, and the kernel discards the exit codes of
     // children. The handler remains for the life of the process. Programs that this process executes have the default.
-    let _ = signal(SignalKind::child()).map_err(failed)?;
+    let child_ended = signal(SignalKind::child()).map_err(failed)?;
     drop(context);
+    runtime.spawn(child::reap_orphans(child_ended));
     Ok(runtime)
 }
 

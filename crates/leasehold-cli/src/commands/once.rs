@@ -8,11 +8,11 @@ use crate::acquisition::Request;
 use crate::args::{OnceArgs, duration};
 use crate::config::Settings;
 use crate::context::{self, Context, Note};
-use crate::exit::Failure;
+use crate::exit::{Exit, Failure};
 use crate::job::{Completion, Job};
 use crate::output::human;
 
-pub(super) async fn once(context: &Context, args: OnceArgs) -> Result<u8, Failure> {
+pub(super) async fn once(context: &Context, args: OnceArgs) -> Result<Exit, Failure> {
     let name = context::lock_name(&args.lock.lock)?;
     let period = period(&context.settings, args.per)?;
     let count_failures = Settings::switch(args.count_failures, "count-failures")?;
@@ -27,7 +27,7 @@ pub(super) async fn once(context: &Context, args: OnceArgs) -> Result<u8, Failur
                 let completion = Completion::Cooldown { period, count_failures };
                 job.run_under(context, &mut session, guard, completion).await
             }
-            Due::AlreadyRan(ran) => Ok(job.already_ran(context, &request.name, ran)),
+            Due::AlreadyRan(ran) => Ok(job.already_ran(context, &request.name, ran).into()),
         }
     };
     job.with_report(context, work).await

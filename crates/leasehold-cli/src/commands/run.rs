@@ -6,10 +6,10 @@ use super::ticket;
 use crate::acquisition::Request;
 use crate::args::{CommandArgs, IN_VARIABLE, RunArgs};
 use crate::context::{self, Context, Note};
-use crate::exit::Failure;
+use crate::exit::{Exit, Failure};
 use crate::job::{Completion, Job};
 
-pub(super) async fn run(context: &Context, args: RunArgs) -> Result<u8, Failure> {
+pub(super) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Failure> {
     if let Some(given) = args.ticket {
         let completion = if args.release { Completion::Release } else { Completion::KeepHeld };
         return by_ticket(context, given, args.command, completion).await;
@@ -34,7 +34,7 @@ async fn by_ticket(
     given: OsString,
     command: CommandArgs,
     completion: Completion,
-) -> Result<u8, Failure> {
+) -> Result<Exit, Failure> {
     let (ticket, store) = ticket::read(context, Some(given).filter(|given| given != IN_VARIABLE))?;
     let job = Job::on(context, store, command, ticket.name(), ticket.ttl())?;
     let work = async |job: &mut Job| {

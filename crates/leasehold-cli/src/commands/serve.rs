@@ -7,13 +7,14 @@ use leasehold::lease::Id;
 use leasehold::random::Random;
 use leasehold_serve::{Access, Dashboard, ServeError, Server, Settings, Tls};
 use rustix::fs::{FileType, fstat};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use serde_json::json;
 use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
 
 use crate::args::{ServeArgs, Ui};
 use crate::context::{self, Context};
-use crate::exit::{FAILED, Failure};
+use crate::exit::{Exit, FAILED, Failure};
 #[cfg(feature = "otlp")]
 use crate::otlp::Traces;
 use crate::output::print;
@@ -29,7 +30,7 @@ const OTHER_FILES: u64 = 256;
 /// How long the shutdown of the server may wait for the threads of its runtime.
 const THREADS_TIMEOUT: Duration = Duration::from_secs(1);
 
-pub(super) fn serve(context: &Context, args: ServeArgs, runtime: Runtime) -> Result<u8, Failure> {
+pub(super) fn serve(context: &Context, args: ServeArgs, runtime: Runtime) -> Result<Exit, Failure> {
     #[cfg(feature = "otlp")]
     let traces = Traces::start()?;
     #[cfg(feature = "otlp")]
@@ -47,7 +48,7 @@ pub(super) fn serve(context: &Context, args: ServeArgs, runtime: Runtime) -> Res
     ended
 }
 
-async fn run(context: &Context, args: ServeArgs) -> Result<u8, Failure> {
+async fn run(context: &Context, args: ServeArgs) -> Result<Exit, Failure> {
     let store = context.store()?;
     let (access, operator) = match &args.access {
         Some(file) => (read_access(file)?, None),
@@ -103,11 +104,16 @@ async fn run(context: &Context, args: ServeArgs) -> Result<u8, Failure> {
         }
         print(&text)?;
     }
+    let (stopped, mut stopped_by) = oneshot::channel();
     let stop = async move {
-        signals.next_ending().await;
+        let _ = stopped.send(signals.next_ending().await);
     };
     server.run(stop).await?;
-    Ok(0)
+    Ok(match stopped_by.try_recv() {
+        // Service managers stop a server with SIGTERM, so it has succeeded.
+        Err(_) | Ok(Signal::TERM) => Exit::Code(0),
+        Ok(signal) => Exit::By(signal),
+    })
 }
 
 /// Returns whether stdout is a file that other users can read.

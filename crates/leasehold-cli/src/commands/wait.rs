@@ -11,6 +11,7 @@ use crate::args::{WaitArgs, duration};
 use crate::context::{self, Context};
 use crate::exit::{FAILED, Failure, TIMED_OUT};
 use crate::output::{human, json, print};
+use crate::shell;
 use crate::wait_progress::WaitProgress;
 
 pub(super) async fn wait(context: &Context, args: WaitArgs) -> Result<u8, Failure> {
@@ -55,7 +56,7 @@ pub(super) async fn wait(context: &Context, args: WaitArgs) -> Result<u8, Failur
             None => format!("lock `{name}` is not free"),
             Some(limit) => format!("lock `{name}` did not become free within {}", human::span(limit)),
         };
-        let (lock, flag) = (human::quoted(name.as_str()), context::store_flag(&store));
+        let (lock, flag) = (shell::last_argument(&name), context::store_flag(&store));
         return Err(Failure::new(TIMED_OUT, "timed_out", message)
             .with_help(format!("to see the holder: leasehold{flag} show {lock}")));
     }

@@ -8,7 +8,7 @@ use leasehold::{Error, ErrorKind, Guard, Locker, Released};
 use super::{Job, Session};
 use crate::child::{self, Ended};
 use crate::context::Context;
-use crate::exit::{FAILED, Failure, LOST, of_child};
+use crate::exit::{Exit, FAILED, Failure, LOST, of_child};
 use crate::mode::CANCEL_TIMEOUT;
 use crate::output::{human, json};
 use crate::wait_progress::announce;
@@ -97,29 +97,29 @@ impl Job {
         unrecorded
     }
 
-    /// Returns the exit code if the run could not be recorded in the store. It is never 0, because the command may run
-    /// again in its period.
-    pub(super) fn unrecorded(&mut self, context: &Context, error: &Error, code: u8) -> u8 {
+    /// Returns how leasehold ends if the run could not be recorded in the store. The exit code is never 0, because the
+    /// command may run again in its period.
+    pub(super) fn unrecorded(&mut self, context: &Context, error: &Error, exit: Exit) -> Exit {
         const AGAIN: &str = "the command may run again within its period";
-        let result = if code == 0 { "succeeded" } else { "failed" };
+        let result = if exit.code() == 0 { "succeeded" } else { "failed" };
         let message = format!(
             "`{}` {result}, but the run could not be recorded in the store: {error}",
             self.report.lock
         );
-        if code != 0 {
+        if exit.code() != 0 {
             context.output.warning(&format!("{message}; {AGAIN}"));
-            return code;
+            return exit;
         }
         context.output.failure(&Failure::new(FAILED, "not_recorded", message.clone()).with_help(AGAIN));
         self.report.outcome = "not_recorded".to_owned();
         self.report.exit_code = FAILED;
         self.report.message = Some(message);
-        FAILED
+        FAILED.into()
     }
 
-    /// Records in the report how the command ended, and returns the exit code. `ended` is `None` if the lock was lost
-    /// before the command started.
-    pub(super) fn conclude(&mut self, context: &Context, ended: Option<Ended>, loss: Option<Error>) -> u8 {
+    /// Records in the report how the command ended, and returns how leasehold ends. `ended` is `None` if the lock was
+    /// lost before the command started.
+    pub(super) fn conclude(&mut self, context: &Context, ended: Option<Ended>, loss: Option<Error>) -> Exit {
         let report = &mut self.report;
         if let Some(ended) = &ended {
             report.command_exit_code = ended.status.code();
@@ -132,8 +132,9 @@ impl Job {
                     .warning("terminated processes that the command left running in its process group");
             }
             report.outcome = if ended.status.code().is_some() { "exited" } else { "signaled" }.to_owned();
-            report.exit_code = of_child(ended.status);
-            return report.exit_code;
+            let exit = of_child(ended.status);
+            report.exit_code = exit.code();
+            return exit;
         }
         let message = loss.as_ref().map_or_else(
             || {
@@ -156,7 +157,7 @@ impl Job {
             Some(ended) if ended.stopped => "the command was stopped; its last work may be incomplete",
             Some(_) => "the last work of the command may have run without the lock",
         }));
-        LOST
+        LOST.into()
     }
 }
 

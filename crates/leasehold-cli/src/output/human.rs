@@ -239,15 +239,6 @@ pub(crate) fn time(us: Option<u64>) -> String {
     time.map_or_else(|| "-".to_owned(), |time| time.to_string())
 }
 
-/// Quotes `text` as one word for a POSIX shell.
-pub(crate) fn quoted(text: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:@,+=%".contains(c);
-    if !text.is_empty() && text.chars().all(plain) && !text.starts_with('-') {
-        return text.to_owned();
-    }
-    format!("'{}'", text.replace('\'', r"'\''"))
-}
-
 fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; N] = std::array::from_fn(width);
@@ -291,15 +282,6 @@ mod tests {
         let expected =
             ["first", "second", "third", "4th", "11th", "12th", "13th", "21st", "22nd", "23rd", "64th"];
         assert_eq!(places, expected);
-    }
-
-    #[test]
-    fn words_are_quoted_only_if_a_shell_would_split_them() {
-        assert_eq!(quoted("deploy/prod"), "deploy/prod");
-        assert_eq!(quoted("s3://b/p?x=y"), "'s3://b/p?x=y'");
-        assert_eq!(quoted("it's"), r"'it'\''s'");
-        assert_eq!(quoted("-n"), "'-n'");
-        assert_eq!(quoted(""), "''");
     }
 
     #[test]

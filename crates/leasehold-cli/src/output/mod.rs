@@ -9,6 +9,7 @@ use std::io::{self, IsTerminal as _, Write as _};
 use serde_json::Value;
 
 use crate::args::ColorChoice;
+use crate::escape::escaped;
 use crate::exit::Failure;
 
 /// The output settings.
@@ -60,7 +61,7 @@ impl Output {
         } else {
             human::error(failure, self.colors())
         };
-        let _ = io::stderr().write_all(text.as_bytes());
+        print_on_stderr(&text);
     }
 
     /// Returns whether to say that an operation takes long. Not in the output of a job without a terminal, where a busy
@@ -75,8 +76,7 @@ impl Output {
             return;
         }
         let line = if self.json { format!("{document}\n") } else { format!("{:>12} {text}\n", "Waiting") };
-        // A closed stderr is not an error.
-        let _ = io::stderr().write_all(line.as_bytes());
+        print_on_stderr(&line);
     }
 
     /// Prints a warning.
@@ -88,7 +88,7 @@ impl Output {
         } else {
             format!("warning: {message}\n")
         };
-        let _ = io::stderr().write_all(text.as_bytes());
+        print_on_stderr(&text);
     }
 }
 
@@ -113,7 +113,12 @@ pub(crate) fn print_all(text: &str) -> Result<(), Failure> {
 
 fn write(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
+    stdout.write_all(escaped(text).as_bytes()).and_then(|()| stdout.flush())
+}
+
+/// Prints `text` on stderr. A closed stderr is not an error.
+pub(crate) fn print_on_stderr(text: &str) {
+    let _ = io::stderr().write_all(escaped(text).as_bytes());
 }
 
 fn write_error(error: &io::Error) -> Failure {

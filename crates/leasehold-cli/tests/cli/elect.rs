@@ -225,7 +225,7 @@ fn a_candidate_survives_a_program_that_cannot_run() {
     let mut other_stderr = BufReader::new(other.stderr.take().unwrap());
     line_with(&mut other_stderr, "campaigning again in 1s");
     send(i32::try_from(other.id()).unwrap(), Signal::TERM);
-    assert_eq!(other.wait().unwrap().code(), Some(143));
+    assert_eq!(Outcome::of(other.wait_with_output().unwrap()).code, 143);
 
     sandbox.write("program", "#!/bin/sh\necho leads\n");
     let mut stdout = BufReader::new(candidate.stdout.take().unwrap());

@@ -168,12 +168,84 @@ fn shells_complete_subcommands_and_lock_names() {
             .env("_CLAP_IFS", "\n");
         Outcome::of(command.output().unwrap()).expect(0).stdout
     };
-    assert!(complete(&["re"]).contains("release"));
+    assert!(complete(&["re"]).contains("release") && complete(&["show", "--sto"]).contains("--store"));
     assert_eq!(complete(&["show", "dep"]).trim(), "deploy/prod");
     assert!(complete(&["run", ""]).contains("nightly"));
     let other = format!("sqlite:{}", sandbox.path("other.db").display());
     sandbox.run(&format!("-s {other} run elsewhere -- true")).expect(0);
     assert_eq!(complete(&["-s", &other, "show", "e"]).trim(), "elsewhere");
+}
+
+/// Names that a shell would interpret, or that this command would take for an option.
+const HOSTILE: [&str; 12] = [
+    "d$(touch${IFS}pwned)",
+    "d`touch${IFS}pwned`",
+    "d;touch${IFS}pwned",
+    "d&touch${IFS}pwned",
+    "d|touch${IFS}pwned",
+    "d>pwned",
+    "d<pwned",
+    "d pwned",
+    "d*",
+    "d'\"",
+    "d\\pwned",
+    "d{pwned,pwned}",
+];
+
+#[test]
+fn a_completion_is_one_word_that_no_shell_interprets() {
+    let sandbox = Sandbox::new();
+    for name in HOSTILE {
+        Outcome::of(sandbox.leasehold(["run", name, "--", "true"]).output().unwrap()).expect(0);
+        sandbox.write(name, "");
+    }
+    let text = sandbox.run("acquire --ttl 1h -- -d").expect(0).stdout;
+    sandbox.run(&format!("release {text}")).expect(0);
+    sandbox.run("run deploy/prod -- true").expect(0);
+    sandbox.write("data", "");
+    let complete = |shell: &str, line: &[&str]| {
+        let mut command = sandbox.leasehold(["--", "leasehold"].iter().chain(line));
+        command.env("LEASEHOLD_COMPLETE", shell).env("_CLAP_COMPLETE_INDEX", line.len().to_string());
+        Outcome::of(command.output().unwrap()).expect(0).stdout
+    };
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        for words in [["show", "d"], ["run", "d"], ["ls", "d"]] {
+            assert_eq!(complete(shell, &words).trim(), "deploy/prod", "{shell} {words:?}");
+        }
+        let all = complete(shell, &["history", ""]);
+        assert!(
+            all.contains("deploy/prod") && !all.lines().any(|line| line.starts_with("-d")),
+            "{shell}: {all}"
+        );
+    }
+    // These two do not quote the names of files either.
+    for shell in ["bash", "powershell"] {
+        let files = complete(shell, &["run", "x", "--report", "d"]);
+        assert_eq!(files.split_whitespace().next(), Some("data"), "{files}");
+        assert!(!files.contains("pwned") && !files.contains('*'), "{files}");
+    }
+}
+
+#[test]
+fn bash_runs_no_part_of_a_completion() {
+    let sandbox = Sandbox::new();
+    let names = HOSTILE.into_iter().chain(["deploy/prod"]);
+    for name in names {
+        Outcome::of(sandbox.leasehold(["run", name, "--", "true"]).output().unwrap()).expect(0);
+    }
+    let ours = sandbox.leasehold(["completions", "bash"]);
+    let mut bash = std::process::Command::new("bash");
+    bash.args([
+        "-c",
+        "source <(leasehold completions bash); COMP_WORDS=(leasehold show d) COMP_CWORD=2 COMP_TYPE=9
+        _clap_complete_leasehold leasehold d show; eval \"echo ${COMPREPLY[@]}\"",
+    ]);
+    let program = std::path::Path::new(ours.get_program()).parent().unwrap().to_owned();
+    let path = std::env::join_paths(std::iter::once(program).chain(["/usr/bin".into(), "/bin".into()]));
+    bash.envs(ours.get_envs().filter_map(|(key, value)| Some((key, value?))));
+    let ended = Outcome::of(bash.env("PATH", path.unwrap()).current_dir(sandbox.path("")).output().unwrap());
+    assert_eq!(ended.expect(0).stdout, "deploy/prod\n");
+    assert!(!sandbox.path("pwned").exists());
 }
 
 #[test]

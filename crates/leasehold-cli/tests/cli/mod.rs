@@ -12,6 +12,7 @@ mod once;
 mod processes;
 mod run;
 mod settings;
+mod signals;
 mod terminal;
 mod tickets;
 mod waiting;

@@ -35,7 +35,7 @@ fn a_refusal_names_the_holders_of_all_permits() {
         "{lines:?}"
     );
     assert!(lines[0].contains("alice@") && lines[0].contains("bob@"), "{lines:?}");
-    assert_eq!(lines[1], "  help: to wait: leasehold run --wait 10m render --permits 2 -- ...");
+    assert_eq!(lines[1], "  help: to wait: leasehold run --wait 10m --permits 2 render -- ...");
     assert!(lines[2].contains("the lease ends in <= "), "{lines:?}");
     assert_eq!(lines[3], "  help: to list the holders: leasehold ls render");
     let late = sandbox.run("run -w 5s render --permits 2 -- true").expect(124);
@@ -89,7 +89,7 @@ fn readers_share_the_lock_and_a_writer_excludes_all() {
     let refused = sandbox.run("run -n index --exclusive -- true").expect(123);
     assert!(refused.stderr.starts_with("error: lock `index` is held shared: `index/shared-"), "{refused:?}");
     assert!(
-        refused.stderr.contains("alice@") && refused.stderr.contains("10m index --exclusive -- ..."),
+        refused.stderr.contains("alice@") && refused.stderr.contains("10m --exclusive index -- ..."),
         "{refused:?}"
     );
     // A plain lock does not wait for readers.

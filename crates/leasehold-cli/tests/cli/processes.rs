@@ -8,7 +8,8 @@ use std::process::Stdio;
 use rustix::process::Signal;
 
 use crate::support::{
-    Holder, Outcome, Sandbox, children_of, guardian_of, is_alive, is_stopped, wait_for_file, wait_until,
+    Holder, Outcome, Sandbox, as_process_1, children_of, guardian_of, is_alive, is_stopped, wait_for_file,
+    wait_until,
 };
 
 #[test]
@@ -398,4 +399,77 @@ fn a_signal_interrupts_a_hanging_release() {
     });
     let ended = holder.end().expect(143);
     assert!(ended.stderr.contains("not released") && ended.stderr.contains("interrupted"), "{ended:?}");
+}
+
+/// Starts orphans that end at once, and exits with 7 when they are reaped, or with 8 after some seconds. Before, leasehold
+/// looked for them every ten seconds.
+const ORPHANS: &str = "for n in 1 2 3 4 5; do (sh -c 'echo $$ >> orphans' &); done
+    for n in $(seq 100); do
+        sleep 0.05
+        [ $(wc -l < orphans) = 5 ] || continue
+        for pid in $(cat orphans); do ! [ -e /proc/$pid ] || continue 2; done
+        exit 7
+    done
+    exit 8";
+
+#[test]
+fn orphans_are_reaped() {
+    let sandbox = Sandbox::new();
+    for words in ["run a", "once b --per 1h", "elect c --once", "run d --on-lost none"] {
+        sandbox.write("orphans", "");
+        let mut command = sandbox.scripted(words, ORPHANS);
+        if words.ends_with("none") {
+            // Without protection, leasehold adopts orphans only as process 1.
+            let Some(as_first) = as_process_1(&command) else { return };
+            command = as_first;
+        }
+        Outcome::of(command.output().unwrap()).expect(7);
+    }
+}
+
+#[test]
+fn orphans_are_reaped_while_process_1_waits() {
+    let sandbox = Sandbox::new();
+    let _holder = sandbox.hold("run held", "echo ready; exec sleep 1000");
+    let ours = sandbox.leasehold([""; 0]);
+    // The shell is process 1, becomes the parent of the orphans, and then leasehold.
+    let script = "for n in 1 2 3 4 5; do
+            (sh -c 'echo $$ >> orphans; while ! [ -e end ]; do sleep 0.01; done' &)
+        done
+        while [ $(wc -l < orphans) != 5 ]; do sleep 0.01; done
+        exec \"$0\" run held -- true";
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", script]).arg(ours.get_program()).current_dir(sandbox.path(""));
+    shell.envs(ours.get_envs().filter_map(|(key, value)| Some((key, value?))));
+    sandbox.write("orphans", "");
+    let Some(mut command) = as_process_1(&shell) else { return };
+    let mut waiter = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut stderr = std::io::BufReader::new(waiter.stderr.take().unwrap());
+    crate::support::line_with(&mut stderr, "Waiting");
+    let init = children_of(i32::try_from(waiter.id()).unwrap())[0];
+    assert!(children_of(init).len() >= 5);
+    sandbox.write("end", "");
+    wait_until("the orphans are reaped", || children_of(init).is_empty());
+    crate::support::send(init, Signal::KILL);
+    waiter.wait().unwrap();
+}
+
+#[test]
+fn a_small_limit_of_descriptors_is_an_error() {
+    let sandbox = Sandbox::new();
+    let program = sandbox.leasehold([""; 0]).get_program().to_owned();
+    for words in ["run x -- true", "acquire y --try", "elect x --once -- true", "ls"] {
+        for limit in 5..30 {
+            let script = format!("ulimit -n {limit}; exec \"$0\" {words}");
+            let mut command = std::process::Command::new("sh");
+            command.arg("-c").arg(script).arg(&program).stdin(Stdio::null());
+            command
+                .env("XDG_STATE_HOME", sandbox.path("state"))
+                .env("XDG_CONFIG_HOME", sandbox.path("config"));
+            let ended = Outcome::of(command.output().unwrap());
+            // `y` is held after the first success.
+            assert!([0, 123, 125].contains(&ended.code), "{words} {limit}: {ended:?}");
+            assert!(!ended.stderr.contains("panicked"), "{words} {limit}: {ended:?}");
+        }
+    }
 }

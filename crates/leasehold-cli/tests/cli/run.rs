@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use serde_json::Value;
 
-use crate::support::{Outcome, Sandbox};
+use crate::support::{Holder, Outcome, Sandbox};
 
 #[test]
 fn the_exit_code_of_the_command_is_returned() {
@@ -29,6 +29,39 @@ fn the_environment_contains_lock_token_and_store() {
     // The variables of the caller are overwritten.
     let output = sandbox.scripted("run x", script).env("LEASEHOLD_LOCK", "other").output().unwrap();
     assert!(Outcome::of(output).stdout.starts_with("x "));
+}
+
+#[test]
+fn settings_of_one_run_are_not_inherited() {
+    let sandbox = Sandbox::new();
+    let of_one_run = ["REPORT", "METRICS_FILE", "VALUE", "ON_EXIT", "PER", "COUNT_FAILURES"];
+    let values = ["report", "metrics", "http://h", "exit", "1ms", "1"];
+    for words in ["run x", "once x", "elect x"] {
+        let mut command = sandbox.scripted(words, "env");
+        for (name, value) in of_one_run.into_iter().zip(values).chain([("TTL", "1m")]) {
+            command.env(format!("LEASEHOLD_{name}"), value);
+        }
+        let ended = Outcome::of(command.output().unwrap()).expect(0);
+        let left = of_one_run.map(|name| ended.stdout.contains(&format!("\nLEASEHOLD_{name}=")));
+        assert_eq!(left, [false; 6], "{words}: {ended:?}");
+        assert!(ended.stdout.contains("\nLEASEHOLD_TTL=1m\n"), "{ended:?}");
+    }
+}
+
+#[test]
+fn json_is_printed_without_what_a_terminal_interprets() {
+    let sandbox = Sandbox::new();
+    let value = "\u{9b}31m\u{202e}\u{7f}";
+    let script = ["--", "sh", "-c", "echo ready; exec sleep 1000"];
+    let _leader =
+        Holder::start(sandbox.leasehold(["elect", "x", "--value", value].into_iter().chain(script)));
+    for words in ["elect x --observe --once --json", "show x --json", "ls --json"] {
+        let printed = sandbox.run(words).expect(0).stdout;
+        assert!(!printed.contains(['\u{9b}', '\u{202e}', '\u{7f}']), "{printed:?}");
+        assert!(printed.contains("\\u009b31m\\u202e\\u007f"), "{printed}");
+        let parsed: Value = serde_json::from_str(&printed).unwrap();
+        assert_eq!(*parsed.get("value").unwrap_or(&parsed["holder"]["value"]), value);
+    }
 }
 
 #[test]
@@ -129,7 +162,7 @@ fn a_held_lock_exits_with_123_124_or_the_given_code() {
     assert_eq!(
         lines[3],
         format!(
-            "  help: to evict the holder now (unsafe while it runs): leasehold break deploy/prod --token {token}"
+            "  help: to evict the holder now (unsafe while it runs): leasehold break --token {token} deploy/prod"
         )
     );
     assert_eq!(held.stdout, "");

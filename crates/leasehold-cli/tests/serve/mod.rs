@@ -100,8 +100,7 @@ impl Server {
         let (mut stdout, mut stderr) = (String::new(), String::new());
         self.stdout.read_to_string(&mut stdout).unwrap();
         self.process.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
-        let code = self.process.wait().unwrap().code().unwrap();
-        Outcome { code, stdout, stderr }
+        Outcome::new(self.process.wait().unwrap(), stdout, stderr)
     }
 
     /// Sends a request and leaves the connection open.

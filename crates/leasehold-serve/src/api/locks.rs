@@ -185,7 +185,7 @@ mod tests {
 
     /// Returns how many requests of this kind the store got.
     fn requests(app: &App, operation: &str) -> usize {
-        let text = app.metrics.text(0, 0);
+        let text = app.metrics.text(&app.capacity);
         let line = format!("leasehold_store_requests_total{{operation=\"{operation}\",outcome=\"done\"}} ");
         text.lines().find_map(|found| found.strip_prefix(&line)).unwrap().parse().unwrap()
     }

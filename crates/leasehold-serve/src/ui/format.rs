@@ -65,6 +65,11 @@ pub(super) fn shell(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
+/// Returns the lock `name` as the last word of a command line: after `--` if it looks like an option.
+pub(super) fn last_argument(name: &str) -> String {
+    if name.starts_with('-') { format!("-- {}", shell(name)) } else { shell(name) }
+}
+
 /// Returns a number with its unit: `1 process`, `2 processes`.
 pub(super) fn count(number: usize, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
@@ -91,5 +96,6 @@ mod tests {
         assert_eq!(shell("deploy/prod"), "deploy/prod");
         assert_eq!(shell("a'; rm -rf ~; '"), r"'a'\''; rm -rf ~; '\'''");
         assert_eq!((shell(""), shell("$(x)")), ("''".into(), "'$(x)'".into()));
+        assert_eq!([last_argument("-x"), last_argument("x")], ["-- -x", "x"]);
     }
 }

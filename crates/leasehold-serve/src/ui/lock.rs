@@ -7,7 +7,7 @@ use axum::response::{IntoResponse as _, Redirect, Response};
 use leasehold::LockName;
 use maud::{Markup, html};
 
-use super::format::{link, shell, stamp, time, took};
+use super::format::{last_argument, link, shell, stamp, time, took};
 use super::layout::{Head, Page, alert};
 use super::parts::{column, grant_ms, holder, lease, meaning, passing, person, sentence, text, token};
 use super::reading;
@@ -188,7 +188,7 @@ fn actions(app: &App, arrival: &Arrival, lock: &LockView, forms: Option<Markup>,
     let evictable = lock.held.as_ref().and_then(|held| held.token).is_some();
     let url = app.locker.url().unwrap_or_default();
     let base = format!("leasehold -s {}", shell(url));
-    let name = shell(&lock.lock);
+    let name = last_argument(&lock.lock);
     html! {
         @if app.dashboard == Dashboard::ReadWrite {
             @if let Some(forms) = &forms { (forms) }
@@ -206,9 +206,9 @@ fn actions(app: &App, arrival: &Arrival, lock: &LockView, forms: Option<Markup>,
             (base) " show " (name) "\n"
             (base) " wait " (name)
             @if let Some(token) = lock.held.as_ref().and_then(|held| held.token) {
-                "\n" (base) " break " (name) " --token " (token)
+                "\n" (base) " break --token " (token) " " (name)
             } @else if lock.state == StateView::Free {
-                "\n" (base) " acquire " (name) " --try --ttl 1h"
+                "\n" (base) " acquire --try --ttl 1h " (name)
             }
         } }
     }

@@ -42,7 +42,7 @@ async fn refused(app: &App, arrival: &Arrival, ticket: &Ticket) -> [Problem; 2] 
 }
 
 fn losses(app: &App) -> u64 {
-    let text = app.metrics.text(0, 0);
+    let text = app.metrics.text(&app.capacity);
     let values = text.lines().filter(|line| line.starts_with("leasehold_losses_total"));
     values.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
 }
@@ -157,7 +157,7 @@ async fn failed_requests_are_limited_and_valid_ones_are_not() {
     }
     assert_eq!((count(&all, "lost"), count(&all, "too-many-requests")), (200, 300));
     // The store got no more requests than that.
-    let text = app.metrics.text(0, 0);
+    let text = app.metrics.text(&app.capacity);
     assert!(text.contains(r#"operation="renew",outcome="lost"} 200"#), "{text}");
     let release = release_one(&app, &arrival().await, &forged, None).await.err().unwrap();
     assert_eq!(release.word(), "too-many-requests");
