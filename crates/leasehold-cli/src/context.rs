@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::ValueEnum as _;
 use leasehold::clock::{Clock, SystemClock, timeout};
+use leasehold::lease::StoreOptions;
 use leasehold::url::StoreUrl;
 use leasehold::{ErrorKind, LockName, Locker};
 use tracing_subscriber::fmt::MakeWriter;
@@ -90,7 +91,11 @@ impl Context {
 
 /// Opens `store`.
 pub(crate) async fn open(store: &Store) -> Result<Locker, Failure> {
-    Locker::open(&store.url).await.map_err(|error| match error.kind() {
+    open_with(store, StoreOptions::default()).await
+}
+
+async fn open_with(store: &Store, options: StoreOptions) -> Result<Locker, Failure> {
+    Locker::open_with(&store.url, options).await.map_err(|error| match error.kind() {
         ErrorKind::Unavailable => {
             let message = format!("the store {} cannot be opened: {error}", store.shown());
             Failure { help: error.help().to_vec(), ..unavailable(message) }
@@ -100,8 +105,8 @@ pub(crate) async fn open(store: &Store) -> Result<Locker, Failure> {
 }
 
 /// Opens `store`, unless it is the one in memory, whose locks exclude no other process.
-async fn open_shared(store: &Store) -> Result<Locker, Failure> {
-    let locker = open(store).await?;
+async fn open_shared(store: &Store, options: StoreOptions) -> Result<Locker, Failure> {
+    let locker = open_with(store, options).await?;
     if StoreUrl::parse(&store.url).is_ok_and(|url| url.scheme() == "mem") {
         let message = "a lock in `mem:` exists only in this process, so it excludes no other process";
         return Err(Failure::new(FAILED, ErrorKind::Invalid.as_str(), message)
@@ -109,6 +114,9 @@ async fn open_shared(store: &Store) -> Result<Locker, Failure> {
     }
     Ok(locker)
 }
+
+/// How much longer than its limit opening a store may take.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// Opens `store` for the lock `name`, and shows the wait for a slow store. Gives up after `limit`.
 pub(crate) async fn open_for(
@@ -119,9 +127,12 @@ pub(crate) async fn open_for(
 ) -> Result<Locker, Failure> {
     // Shows no limit, because the store may give up earlier.
     let progress = WaitProgress::new(name.clone(), Arc::new(SystemClock));
-    let opened = progress.show_during(output, open_shared(store));
+    let mut options = StoreOptions::default();
+    options.open_timeout = limit.unwrap_or(options.open_timeout);
+    let opened = progress.show_during(output, open_shared(store, options));
     let Some(limit) = limit else { return opened.await };
-    timeout(&SystemClock, limit, opened).await.unwrap_or_else(|| {
+    // The store gives up by itself, with the cause. Opening a file may hang.
+    timeout(&SystemClock, limit + GRACE, opened).await.unwrap_or_else(|| {
         let (shown, limit) = (store.shown(), human::span(limit));
         Err(unavailable(format!("lock `{name}`: the store {shown} did not respond within {limit}")))
     })

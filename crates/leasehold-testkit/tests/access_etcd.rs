@@ -141,6 +141,10 @@ async fn a_password_in_a_file_is_read_again_for_each_login() {
     let locker = Locker::open(&url).await.unwrap();
     locker.lock("lock").try_acquire().await.unwrap().release().await.unwrap();
     change_password(&cluster, "rotated").await;
+    // The file has the new password only later.
+    let early =
+        locker.lock("lock").store_timeout(Duration::from_millis(300)).try_acquire().await.unwrap_err();
+    assert_eq!(early.kind(), ErrorKind::Unavailable, "{early:?}");
     std::fs::write(&file, "rotated\n").unwrap();
     locker.lock("lock").try_acquire().await.unwrap().release().await.unwrap();
     let shown = format!("{locker:?} {:?}", locker.store());

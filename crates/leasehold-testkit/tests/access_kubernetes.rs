@@ -222,7 +222,7 @@ async fn a_server_with_an_unknown_certificate_is_refused() {
     let (secure, _) = secure_server();
     let error = refused(&format!("k8s://default?endpoint={secure}")).await;
     assert_eq!(error.kind(), ErrorKind::Unavailable);
-    assert!(error.help().iter().any(|help| help.contains("?ca=")), "{error:?}");
+    assert!(error.help().iter().any(|help| help.contains("ca=FILE")), "{error:?}");
 }
 
 #[tokio::test]

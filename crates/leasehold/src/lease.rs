@@ -463,10 +463,18 @@ pub struct StoreOptions {
     pub store_clock: bool,
     /// By how much the store's clock may differ between two of its responses (`margin=5s`).
     pub margin: Duration,
+    /// How long opening the store keeps trying a store that does not respond. Most stores send their first request later,
+    /// and then the limit of the operation counts, such as [`Lock::store_timeout`](crate::Lock::store_timeout).
+    pub open_timeout: Duration,
 }
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        Self { env: Env::system(), store_clock: true, margin: Duration::from_secs(5) }
+        Self {
+            env: Env::system(),
+            store_clock: true,
+            margin: Duration::from_secs(5),
+            open_timeout: Claim::DEFAULT_STORE_TIMEOUT,
+        }
     }
 }

@@ -23,6 +23,8 @@ const QUESTION: Duration = Duration::from_secs(15);
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// Repeats a request that is safe to repeat after transient errors, such as throttling or a lost response.
+///
+/// It has its own time limit. Use [`repeated`] in an operation whose caller sets the limit.
 pub(crate) async fn retry<T, F>(env: &Env, ask: impl FnMut() -> F) -> Result<T, StoreError>
 where
     F: Future<Output = Result<T, StoreError>>,
@@ -94,7 +96,12 @@ impl<'a> RetryBudget<'a> {
     /// Creates the budget of a request that no lease depends on, such as a request of an examination or a page of a
     /// listing.
     pub(crate) fn of_question(env: &'a Env) -> Self {
-        Self::new(env, QUESTION, ANSWER)
+        Self::of_question_within(env, QUESTION)
+    }
+
+    /// Creates the budget of a request that no lease depends on, in an operation that may take `limit`.
+    pub(crate) fn of_question_within(env: &'a Env, limit: Duration) -> Self {
+        Self::new(env, limit, ANSWER)
     }
 
     /// Returns the time that is left.

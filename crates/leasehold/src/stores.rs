@@ -7,6 +7,20 @@ pub mod azure;
 #[cfg(any(feature = "azure", feature = "gcs", feature = "s3", fuzzing))]
 #[cfg_attr(not(feature = "s3"), allow(dead_code, unused_imports, reason = "S3 uses all of it"))]
 mod buckets;
+#[cfg(any(
+    feature = "azure",
+    feature = "dynamodb",
+    feature = "etcd",
+    feature = "gcs",
+    feature = "http",
+    feature = "kubernetes",
+    feature = "postgres",
+    feature = "redis",
+    feature = "s3",
+    fuzzing
+))]
+#[allow(dead_code, reason = "not every store uses all of it")]
+mod certificates;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 #[cfg(feature = "etcd")]

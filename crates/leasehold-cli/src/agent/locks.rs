@@ -129,7 +129,7 @@ impl LockSettings {
 impl AcquireRequest {
     async fn acquire(self, session: Arc<Session>, id: u64, place: HoldPlace) -> Result<Reply, Refusal> {
         let Self { store, lock, kind, policy, settings, report_waiting } = self;
-        let locker = session.stores.open(store).await?;
+        let locker = session.stores.open_within(store, settings.store_timeout).await?;
         let lock = settings.apply(locker.lock(lock.as_str()));
         let due = match report_waiting {
             false => acquired(lock, kind, policy).await?,

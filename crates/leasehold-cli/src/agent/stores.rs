@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use leasehold::Locker;
+use leasehold::lease::StoreOptions;
 use tokio::sync::OnceCell;
 
 use super::refusal::Refusal;
@@ -30,6 +32,15 @@ impl Stores {
 
     /// Returns the store with this URL or alias, or by default the default store of the command.
     pub(super) async fn open(&self, given: Option<String>) -> Result<Locker, Refusal> {
+        self.open_within(given, None).await
+    }
+
+    /// Opens a store like [`open`](Self::open). Keeps trying one that does not respond for `limit`.
+    pub(super) async fn open_within(
+        &self,
+        given: Option<String>,
+        limit: Option<Duration>,
+    ) -> Result<Locker, Refusal> {
         if given.as_ref().is_some_and(|given| given.len() > MAX_URL) {
             return Err(Refusal::invalid(format!("`store` is longer than {MAX_URL} bytes")));
         }
@@ -38,7 +49,9 @@ impl Stores {
         }
         let url = self.settings.store(given.or_else(|| self.default_store.clone()))?.url;
         let cell = self.cell(&url)?;
-        let opened = cell.get_or_try_init(async || Locker::open(&url).await).await;
+        let mut options = StoreOptions::default();
+        options.open_timeout = limit.unwrap_or(options.open_timeout);
+        let opened = cell.get_or_try_init(async || Locker::open_with(&url, options).await).await;
         if opened.is_err() {
             self.opened(|stores| {
                 // Remove only the failed attempt, because a later one may have succeeded.

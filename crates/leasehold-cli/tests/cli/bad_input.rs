@@ -178,3 +178,43 @@ fn only_init_creates_the_missing_folder_of_a_store() {
     sandbox.run("init -s sqlite:no/such/locks.db").expect(0);
     sandbox.run("-s sqlite:no/such/locks.db run x -- true").expect(0);
 }
+
+/// Amazon's SDKs use this file for all requests, so it must not be ignored.
+#[cfg(feature = "s3")]
+#[test]
+fn the_machines_bundle_of_authorities_is_used() {
+    let sandbox = Sandbox::new();
+    sandbox.write("aws", "[default]\nca_bundle = /not/of-profile.pem\n");
+    for (variable, value) in [
+        ("AWS_CA_BUNDLE", "/not/of-variable.pem"),
+        ("AWS_CONFIG_FILE", sandbox.path("aws").to_str().unwrap()),
+    ] {
+        for url in ["s3://bkt?region=us-east-1", "dynamodb://tabl?region=us-east-1"] {
+            let mut command = sandbox.leasehold(["-s", url, "show", "x"]);
+            for unset in ["AWS_CA_BUNDLE", "AWS_PROFILE"] {
+                command.env_remove(unset);
+            }
+            command.env("AWS_CONFIG_FILE", "/dev/null").env("AWS_SHARED_CREDENTIALS_FILE", "/dev/null");
+            let outcome = Outcome::of(command.env(variable, value).output().unwrap()).expect(125);
+            assert!(outcome.stderr.contains("/not/of-"), "{outcome:?}");
+            assert!(outcome.stderr.contains("AWS_CA_BUNDLE"), "{outcome:?}");
+        }
+    }
+}
+
+/// An open port that never responds.
+#[cfg(feature = "http")]
+#[test]
+fn opening_a_silent_server_ends_after_the_store_timeout() {
+    use leasehold::clock::{Clock as _, SystemClock};
+
+    let sandbox = Sandbox::new();
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    let words = ["-s", &url, "run", "--try", "--store-timeout", "500ms", "x", "--", "true"];
+    let began = SystemClock.now();
+    let outcome = Outcome::of(sandbox.leasehold(words).output().unwrap()).expect(125);
+    // Far below the default of 15 s.
+    assert!(SystemClock.now().longest_since(began) < std::time::Duration::from_secs(10), "{outcome:?}");
+    assert!(outcome.stderr.contains("no response within"), "{outcome:?}");
+}

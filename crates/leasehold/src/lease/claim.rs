@@ -49,6 +49,8 @@ pub struct Claim {
     /// is not released: a repetition may use it, or it lapses. A claim whose grant has ended is refused
     /// ([`AcquireOutcome::Lost`]), as far back as the lock's history goes.
     ///
+    /// Stores without a [history](super::Capabilities::history) ignore this field, so callers must not set it there.
+    ///
     /// [`AcquireOutcome::Lost`]: super::AcquireOutcome::Lost
     pub repeatable: bool,
     /// Whether to read the line even if the lock's record does not show that processes wait.
@@ -62,6 +64,14 @@ pub struct Claim {
 impl Claim {
     /// The default of [`store_timeout`](Self::store_timeout).
     pub const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(15);
+
+    /// Returns how long a poll of a wait keeps trying a store that does not respond.
+    pub(crate) fn poll_timeout(&self) -> Duration {
+        self.store_timeout.min(Self::POLL_TIMEOUT)
+    }
+
+    /// The longest [`poll_timeout`](Self::poll_timeout).
+    const POLL_TIMEOUT: Duration = Duration::from_secs(10);
 
     /// Creates a claim with a new random id and default settings.
     pub fn new(env: &Env, name: LockName, ttl: Ttl, holder: Holder) -> Self {

@@ -30,7 +30,7 @@ use crate::lease::{
     PastGrant, Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, attempt_limit,
 };
 use crate::register::{Register, Version};
-use crate::retry::RetryBudget;
+use crate::retry::{RetryBudget, repeated};
 use crate::runtime::limiter::{Limiter, POLLS};
 use crate::types::LockName;
 
@@ -121,6 +121,12 @@ impl RegisterLeases {
 
     fn budget(&self, limit: Duration, ttl: Ttl) -> RetryBudget<'_> {
         RetryBudget::new(self.records.env(), limit, attempt_limit(ttl))
+    }
+
+    /// Makes sure that the store enforces preconditions.
+    async fn trusted(&self, budget: &mut RetryBudget<'_>) -> Result<(), StoreError> {
+        repeated(budget, || self.records.prepare()).await?;
+        self.probed(self.records.trust(), budget).await
     }
 
     /// Awaits a probe of the store. It has its own time limit, and does not count against `budget`.
@@ -289,7 +295,7 @@ impl RegisterLeases {
     ) -> Result<Evicted, StoreError> {
         let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
         let mut attempts: Vec<Attempt> = Vec::new();
-        self.probed(self.records.trust(), &mut budget).await?;
+        self.trusted(&mut budget).await?;
         loop {
             let Observation { record, version, .. } = match self.read(name, &mut budget).await? {
                 Reading { observation: Some(observation), .. } => observation,

@@ -146,6 +146,11 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
         Examined::default()
     }
 
+    /// Learns what the first request needs to know, such as the key of a table. May be repeated.
+    async fn prepare(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     /// Makes sure that the store enforces preconditions. Once the store has passed the probe, it is not probed again.
     async fn trust(&self) -> Result<(), StoreError>;
 

@@ -354,6 +354,7 @@ impl Contender {
                 },
                 Next::Wait(held) => {
                     outage.end();
+                    self.limit_requests(&outage);
                     self.waiting.begin();
                     self.turn.policy(|policy, _| policy.refused());
                     self.turn.report_holder(held.clone());
@@ -371,7 +372,7 @@ impl Contender {
                         Ok(due) => due,
                         Err(over) => return ControlFlow::Break(over),
                     };
-                    // The time was spent waiting for the holder, not for the store.
+                    // The time was spent waiting for the holder, except for the last poll if that failed.
                     outage.end();
                     match due {
                         Ok(()) => {}
@@ -387,13 +388,18 @@ impl Contender {
         }
     }
 
+    /// Sets how long the next request, or each poll of a wait, may try.
+    fn limit_requests(&mut self, outage: &Outage) {
+        // A waiter limits the time of each request, so that it notices between requests if the caller is gone.
+        let slice = if self.wait == Wait::No { Duration::MAX } else { Claim::DEFAULT_STORE_TIMEOUT };
+        self.claim.store_timeout = outage.left().min(slice);
+    }
+
     /// Sends one request for the lock.
     async fn send_request(&mut self, outage: &Outage, pending: &mut bool) -> Next {
         // One token for this task, and one for each task to which the lock will be passed on.
         self.claim.tokens = self.terms.as_ref().map_or(1, |terms| self.turn.demand(terms));
-        // A waiter limits the time of each request, so that it notices between requests if the caller is gone.
-        let slice = if self.wait == Wait::No { Duration::MAX } else { Claim::DEFAULT_STORE_TIMEOUT };
-        self.claim.store_timeout = outage.left().min(slice);
+        self.limit_requests(outage);
         let sent = self.store.env().now();
         let verdict = {
             let mut request = self.store.try_acquire(&self.claim);

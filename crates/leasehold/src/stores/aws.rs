@@ -3,7 +3,7 @@
 
 pub(super) mod access;
 pub(super) mod config;
-mod credentials;
+pub(super) mod credentials;
 pub(super) mod http;
 pub(super) mod requests;
 pub(super) mod sign_in;

@@ -36,7 +36,7 @@ use self::wire::Request;
 use super::buckets::{Keys, Page, deleted, listing};
 use super::over_http::answer::Failure;
 use super::over_http::exchange::{DATE_RESOLUTION, Expected, exchange};
-use super::over_http::https::{self, date_us, failure};
+use super::over_http::https::{self, date_us, is_page};
 use super::over_http::{Contents, Meaning, Operation, failed};
 use crate::clock::{self, Moment, StoreClock, StoreTime};
 use crate::diagnosis::Examined;
@@ -111,7 +111,7 @@ pub(super) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Regi
 /// ```
 #[derive(Debug)]
 pub struct AzureRegister {
-    client: reqwest::Client,
+    client: https::Client,
     target: Target,
     keys: Keys,
     credentials: Credentials,
@@ -134,7 +134,7 @@ impl AzureRegister {
 
     fn new(access: Access, keys: Keys, contents: Contents, env: Env) -> Result<Self, Error> {
         Ok(Self {
-            client: https::client(&access.transport)?,
+            client: https::Client::of(&access.transport)?,
             keys,
             credentials: Credentials::new(access.source, env.clone(), environment),
             target: access.target,
@@ -247,11 +247,12 @@ impl AzureRegister {
             .map_err(|detail| explain(Failure::NotMade { detail }))?;
         let answer = async {
             let sent = self.env.now();
-            let response = builder.send().await.map_err(|error| explain(failure(error)))?;
+            let response = builder.send().await.map_err(|error| explain(self.client.failure(error)))?;
             let date = self.observe_clock(&response, sent);
             let status = response.status();
-            if status.is_success() {
-                self.credentials.accepted(signed.load);
+            let is_page = is_page(response.headers()) && self.contents == Contents::Records;
+            if status.is_success() && !is_page {
+                self.credentials.accepted();
                 return Ok(response);
             }
             let mut answer = wire::refusal(response).await;
@@ -260,7 +261,7 @@ impl AzureRegister {
                     self.credentials.refused(signed.load)
                 }
                 // Azure authenticated the request before it refused it.
-                (400..=499, _) => self.credentials.accepted(signed.load),
+                (400..=499, _) => self.credentials.accepted(),
                 _ => true,
             };
             answer.clock_is_off = matches!(signed.proof, Proof::Key(_))

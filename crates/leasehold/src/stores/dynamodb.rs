@@ -48,7 +48,6 @@ use crate::protocol::record::{Content, Record};
 use crate::protocol::records::{Found, Records, Refusal, Written};
 use crate::register::probe::trust::Trust;
 use crate::register::{Precondition, Version};
-use crate::retry::retry;
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
@@ -84,8 +83,8 @@ const PROBE: &str = ".leasehold-probe";
 /// service was asked for the region and did not respond; with `create=true`, the errors of creating the table.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options)?;
-    let (client, target) = location.connect(&options.env).await?;
-    let store = DynamoDb::new(client, target, &location, options.env.clone());
+    let (client, requests, target) = location.connect(&options.env, options.open_timeout).await?;
+    let store = DynamoDb::new(client, requests, target, &location);
     if location.create {
         store.make_table().await?;
     }
@@ -111,14 +110,14 @@ struct DynamoDb {
 }
 
 impl DynamoDb {
-    fn new(client: Client, target: Target, location: &Location, env: Env) -> Self {
+    fn new(client: Client, requests: Requests, target: Target, location: &Location) -> Self {
         Self {
             client,
             target,
             prefix: location.prefix.clone(),
             dialect: location.dialect,
             new_table: location.new_table.clone(),
-            requests: Requests::new(env, location.access.ca.as_deref()),
+            requests,
             given_key: location.partition_key.clone(),
             key_name: Arc::default(),
             probed: Arc::default(),
@@ -263,8 +262,12 @@ impl Records for DynamoDb {
         keys.try_filter_map(move |key| ready(Ok(name(key)))).boxed()
     }
 
+    async fn prepare(&self) -> Result<(), StoreError> {
+        self.key_name().await.map(|_| ())
+    }
+
     async fn trust(&self) -> Result<(), StoreError> {
-        retry(self.env(), || self.key_name()).await?;
+        self.prepare().await?;
         if self.target.endpoint.is_none() {
             return Ok(());
         }

@@ -28,7 +28,7 @@ use self::wire::{Listing, Request, Resource, Written};
 use super::buckets::{Keys, Page, deleted, listing};
 use super::over_http::answer::Failure;
 use super::over_http::exchange::{DATE_RESOLUTION, Expected, exchange};
-use super::over_http::https::{self, failure};
+use super::over_http::https::{self, failure, is_page};
 use super::over_http::{Contents, Meaning, Operation, failed};
 use crate::clock::{StoreClock, StoreTime};
 use crate::diagnosis::Examined;
@@ -101,7 +101,7 @@ pub(super) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Regi
 /// ```
 #[derive(Debug)]
 pub struct GcsRegister {
-    client: reqwest::Client,
+    client: https::Client,
     target: Target,
     keys: Keys,
     credentials: Credentials,
@@ -126,7 +126,7 @@ impl GcsRegister {
         let impersonated = access.impersonate.map(Impersonated::new);
         let identity = Identity { source: access.source, impersonated };
         Ok(Self {
-            client: https::client(&access.transport)?,
+            client: https::Client::of(&access.transport)?,
             keys: location.protocol.keys(&location.prefix),
             credentials: Credentials::new(identity, env.clone()),
             target: access.target,
@@ -299,13 +299,15 @@ impl GcsRegister {
             builder = builder.header(reqwest::header::CONTENT_TYPE, kind).body(body);
         }
         let answer = async {
-            let (response, date) = self.timed(builder).await.map_err(|error| explain(failure(error)))?;
+            let (response, date) =
+                self.timed(builder).await.map_err(|error| explain(self.client.failure(error)))?;
             let signed_before = match response.status() {
                 StatusCode::UNAUTHORIZED => self.credentials.refused(signed.start),
-                status if !status.is_server_error() => self.credentials.accepted(signed.start),
+                status if !status.is_server_error() => self.credentials.accepted(),
                 _ => true,
             };
-            if response.status().is_success() {
+            let is_page = is_page(response.headers()) && self.contents == Contents::Records;
+            if response.status().is_success() && !is_page {
                 self.observe_clock(date, None);
                 return Ok(response);
             }

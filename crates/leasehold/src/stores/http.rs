@@ -32,7 +32,7 @@ use crate::lease::{
     AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, LeaseStore, PollInterval, Released,
     Renewal, Status, StoreOptions, Token,
 };
-use crate::retry::retry;
+use crate::retry::{RetryBudget, repeated, retry};
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
@@ -65,7 +65,8 @@ pub async fn open(mut url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dy
     let config = Config::from_url(&mut url)?;
     url.finish()?;
     let client = Client::new(config, options.env)?;
-    let described = retry(&client.env, || client.described()).await?;
+    let mut budget = RetryBudget::of_question_within(&client.env, options.open_timeout);
+    let described = repeated(&mut budget, || client.described()).await?;
     Ok(Arc::new(HttpLeases::new(client, described)?))
 }
 

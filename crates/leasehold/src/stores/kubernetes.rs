@@ -34,7 +34,7 @@ use self::lease::{LINE, Lease, NAME, Revision};
 use self::wire::{Event, Listing, Request};
 use super::over_http::answer::Failure;
 use super::over_http::exchange::{DATE_RESOLUTION, Expected, exchange};
-use super::over_http::https::{self, date_us, failure};
+use super::over_http::https::{self, date_us, is_page};
 use super::over_http::pages::{self, Page};
 use super::over_http::{Meaning, Operation, failed};
 use crate::clock::{Moment, StoreClock, StoreTime};
@@ -78,15 +78,17 @@ const MAX_EVENT_BYTES: usize = 4 << 20;
 /// # Errors
 /// [`ErrorKind::Invalid`] for a bad URL, a bad kubeconfig, or if no server is known.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
-    let location = Location::from_url(url, &mut options, |name| std::env::var(name).ok())?;
-    let store = Kubernetes::new(location, options.env.clone())?;
+    let read = |url, options: &mut _| Location::from_url(url, options, |name| std::env::var(name).ok());
+    let location = read(url.clone(), &mut options)?;
+    let again = move || Ok(read(url.clone(), &mut StoreOptions::default())?.access);
+    let store = Kubernetes::new(location, again, options.env.clone())?;
     Ok(Arc::new(RegisterLeases::on(Arc::new(store), options)))
 }
 
 /// The Leases of one namespace.
 #[derive(Debug)]
 struct Kubernetes {
-    client: reqwest::Client,
+    client: https::Client,
     target: Target,
     credentials: Credentials,
     env: Env,
@@ -94,11 +96,27 @@ struct Kubernetes {
 }
 
 impl Kubernetes {
-    fn new(location: Location, env: Env) -> Result<Self, Error> {
+    /// Creates the store at `location`. `again` reads how to reach the server again, because a kubeconfig and the files
+    /// that it names may be replaced while the store is open.
+    fn new(
+        location: Location,
+        again: impl Fn() -> Result<Access, Error> + Send + Sync + 'static,
+        env: Env,
+    ) -> Result<Self, Error> {
         let Location { access, namespace } = location;
+        let server = access.server.clone();
+        let again = Arc::new(move || {
+            let access = again()?;
+            if access.server == server {
+                return Ok(access);
+            }
+            Err(Error::invalid(format!("the kubeconfig names {} now, and {server} before", access.server)))
+        });
+        let for_client = again.clone();
         Ok(Self {
-            client: client(&access)?,
-            credentials: Credentials::new(access.source, env.clone()),
+            client: https::Client::new(&access.transport.proxy, move || client(&for_client()?))?,
+            credentials: Credentials::new(access.source, env.clone())
+                .reading(move || again().map(|access| access.source)),
             target: Target { namespace, server: access.server },
             env,
             clock: StoreClock::default(),
@@ -336,17 +354,21 @@ impl Kubernetes {
         let (builder, load) = self.signed(request).await.map_err(explain)?;
         let answer = async {
             let sent = self.env.now();
-            let response = builder.send().await.map_err(|error| explain(failure(error)))?;
+            let response = builder.send().await.map_err(|error| explain(self.client.failure(error)))?;
             self.observe_clock(&response, sent);
-            if response.status().is_success() {
-                self.credentials.accepted(load);
+            if response.status().is_success() && !is_page(response.headers()) {
+                self.credentials.accepted();
                 return Ok(response);
             }
             let mut answer = wire::refusal(response).await;
             answer.signed_before = match answer.status {
-                401 => self.credentials.refused(load),
+                401 => {
+                    // The client certificate may be the credential.
+                    self.client.renew();
+                    self.credentials.refused(load)
+                }
                 // The server authenticated the request.
-                400..=499 => self.credentials.accepted(load),
+                400..=499 => self.credentials.accepted(),
                 _ => true,
             };
             Err(explain(Failure::Answered(answer)))

@@ -1,8 +1,10 @@
 //! The source of a password that a store URL names.
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, StoreError};
 use crate::url::StoreUrl;
 
 /// The source of a password. `Debug` does not show the password.
@@ -85,6 +87,34 @@ impl Password {
     }
 }
 
+/// Whether a server has accepted the login of a store URL before. A clone shares this.
+///
+/// Afterwards, the password and the files may be replaced. Until both the server and the files have the new ones, the
+/// server refuses the login, or a file cannot be read. So such an error is transient then.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Accepted(Arc<AtomicBool>);
+
+impl Accepted {
+    /// Records that a server has accepted the login.
+    pub(super) fn note(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns `error`, the error of a connection, as a transient one if an earlier login was accepted.
+    pub(super) fn judge(&self, error: StoreError) -> StoreError {
+        match error {
+            StoreError::NotApplied(mut fault)
+                if self.0.load(Ordering::Relaxed)
+                    && matches!(fault.kind, ErrorKind::Denied | ErrorKind::Invalid) =>
+            {
+                fault.kind = ErrorKind::Unavailable;
+                fault.not_applied()
+            }
+            error => error,
+        }
+    }
+}
+
 /// Checks the name of a variable. The error does not show the value, because it may be the password itself. Only names
 /// in capitals are accepted, because only those are shown by [`StoreUrl`].
 fn checked_variable(name: String, option: &str) -> Result<String, Error> {
@@ -102,4 +132,21 @@ fn checked_file(path: String, option: &str) -> Result<String, Error> {
     Err(Error::invalid(format!("the option `{option}` is the absolute path of a file")).with_help(format!(
         "write {option}=/run/secrets/locks, a file that holds the password and nothing else"
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Fault;
+
+    #[test]
+    fn only_after_a_login_is_a_refused_login_transient() {
+        let accepted = Accepted::default();
+        let judged = |kind| accepted.judge(Fault::new(kind, "no").not_applied()).fault().kind;
+        assert_eq!(judged(ErrorKind::Denied), ErrorKind::Denied);
+        accepted.clone().note();
+        assert_eq!(judged(ErrorKind::Denied), ErrorKind::Unavailable);
+        assert_eq!(judged(ErrorKind::Invalid), ErrorKind::Unavailable);
+        assert_eq!(judged(ErrorKind::Unsupported), ErrorKind::Unsupported);
+    }
 }

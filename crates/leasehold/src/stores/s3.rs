@@ -79,7 +79,7 @@ const METADATA_BYTES: usize = 2_048;
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options)?;
     let protocol = location.protocol;
-    let register = Arc::new(S3Register::connect(location, Contents::Records, options.env.clone()).await?);
+    let register = Arc::new(S3Register::connect(location, Contents::Records, &options).await?);
     Ok(protocol.leases(register, options))
 }
 
@@ -90,7 +90,8 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
 /// See [`open`].
 pub(super) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Register>, String), Error> {
     let (location, key) = Location::of_object(url)?;
-    let register = S3Register::connect(location, Contents::Objects, env).await?;
+    let options = StoreOptions { env, ..StoreOptions::default() };
+    let register = S3Register::connect(location, Contents::Objects, &options).await?;
     Ok((Arc::new(register), key))
 }
 
@@ -126,15 +127,21 @@ impl S3Register {
     pub async fn open(url: StoreUrl, env: Env) -> Result<Self, Error> {
         let mut options = StoreOptions { env, ..StoreOptions::default() };
         let location = Location::from_url(url, &mut options)?;
-        Self::connect(location, Contents::Objects, options.env).await
+        Self::connect(location, Contents::Objects, &options).await
     }
 
-    async fn connect(location: Location, contents: Contents, env: Env) -> Result<Self, Error> {
-        let (client, target) = location.connect(&env).await?;
-        Ok(Self::new(client, target, &location, contents, env))
+    async fn connect(location: Location, contents: Contents, options: &StoreOptions) -> Result<Self, Error> {
+        let (client, requests, target) = location.connect(&options.env, options.open_timeout).await?;
+        Ok(Self::new(client, requests, target, &location, contents))
     }
 
-    fn new(client: Client, target: Target, location: &Location, contents: Contents, env: Env) -> Self {
+    fn new(
+        client: Client,
+        requests: Requests,
+        target: Target,
+        location: &Location,
+        contents: Contents,
+    ) -> Self {
         Self {
             client,
             settings: location.settings.clone(),
@@ -143,7 +150,7 @@ impl S3Register {
             lookup: addresses::system,
             target,
             keys: location.protocol.keys(&location.prefix),
-            requests: Requests::new(env, location.access.ca.as_deref()),
+            requests,
             contents,
         }
     }
@@ -270,7 +277,7 @@ impl Register for S3Register {
         let more = answering.len().saturating_sub(RACERS);
         answering.truncate(RACERS);
         let front = |address| {
-            let client = http::pinned(self.access.ca.as_deref(), address)?;
+            let client = http::pinned(self.requests.authorities(), address)?;
             let config = self.client.config().to_builder().http_client(client).build();
             let target = Target { address: Some(address), ..self.target.clone() };
             Ok((address, self.elsewhere(Client::from_conf(config), target)))

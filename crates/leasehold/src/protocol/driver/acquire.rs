@@ -95,7 +95,7 @@ impl RegisterLeases {
                             Err(reserved) => return Ok(AcquireOutcome::Held(reserved)),
                         },
                     };
-                    self.probed(self.records.trust(), &mut budget).await?;
+                    self.trusted(&mut budget).await?;
                     let floor_us = match floor_from_clock {
                         true => self.floor(&claim.name, over.is_none(), store, &mut budget).await?,
                         false => None,
@@ -170,7 +170,7 @@ impl RegisterLeases {
             }
             // Only the record shows whether the grant of a repeated claim has ended.
             None if self.records.claims() && !claim.repeatable => {
-                self.probed(self.records.trust(), budget).await?;
+                self.trusted(budget).await?;
                 let sent = self.now();
                 let record = rules::unseen_grant(claim, self.store_time(), self.nonce());
                 let sent =

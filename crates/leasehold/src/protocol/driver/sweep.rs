@@ -25,7 +25,7 @@ impl RegisterLeases {
                 .not_applied());
         }
         let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
-        self.probed(self.records.trust(), &mut budget).await?;
+        self.trusted(&mut budget).await?;
         // Whether a delete was sent and got no response.
         let mut unknown = false;
         loop {

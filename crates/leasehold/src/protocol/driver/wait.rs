@@ -22,7 +22,7 @@ impl Watch for RegisterLeases {
         let joins = self.joins(claim);
         let leads = claim.permit_queue.as_ref().is_some_and(PermitQueue::is_first);
         if !joins && !leads && !seen.reserved {
-            return self.changed(&claim.name, seen).await;
+            return self.changed_within(claim.poll_timeout(), &claim.name, seen).await;
         }
         let (env, poll_interval) = (self.records.env(), self.records.capabilities().poll_interval);
         let mut pacing = Pacing::new(poll_interval, self.now());
@@ -60,7 +60,7 @@ impl Watch for RegisterLeases {
                 env.sleep(pause).await;
             }
             let (reading, had_trouble, has_joined) =
-                self.poll(&claim.name, (joins || leads).then_some(claim)).await?;
+                self.poll(&claim.name, (joins || leads).then_some(claim), claim.poll_timeout()).await?;
             let unchanged_for = reading.unchanged_for(reading.at);
             match rules::state(reading.found.as_ref(), unchanged_for, self.store_time(), self.rules) {
                 lease::State::Held(still) if !seen.reserved && still.in_cooldown == seen.in_cooldown => {
@@ -83,6 +83,18 @@ impl Watch for RegisterLeases {
     }
 
     async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
+        self.changed_within(STORE_TIMEOUT, name, seen).await
+    }
+}
+
+impl RegisterLeases {
+    /// Waits until the lock has changed since `seen` was read. Each poll keeps trying for `limit`.
+    async fn changed_within(
+        &self,
+        limit: Duration,
+        name: &LockName,
+        seen: &HolderInfo,
+    ) -> Result<(), StoreError> {
         let env = self.records.env();
         let mut pacing = Pacing::new(self.records.capabilities().poll_interval, self.now());
         let mut age = self.held_for(self.cache.recall(name).as_ref());
@@ -93,7 +105,7 @@ impl Watch for RegisterLeases {
             self.pause(name, pause, &mut freed).await;
             // Polls with a read even if the lease should have lapsed by now. It may have been renewed since the last
             // read, and only one of the waiters can be granted the lock.
-            let (reading, had_trouble, _) = self.poll(name, None).await?;
+            let (reading, had_trouble, _) = self.poll(name, None, limit).await?;
             let unchanged_for = reading.unchanged_for(reading.at);
             match rules::state(reading.found.as_ref(), unchanged_for, self.store_time(), self.rules) {
                 lease::State::Held(still) if still.in_cooldown == seen.in_cooldown => held = still,
@@ -135,11 +147,12 @@ impl RegisterLeases {
         &self,
         name: &LockName,
         claim: Option<&Claim>,
+        limit: Duration,
     ) -> Result<(Reading, bool, bool), StoreError> {
         let (leases, name, claim) = (self.clone(), name.clone(), claim.cloned());
         let look = task::output_of(async move {
             let permit = leases.polls.permit(Deadline::new(leases.now(), Duration::ZERO)).await;
-            let mut budget = leases.budget(STORE_TIMEOUT, Ttl::DEFAULT);
+            let mut budget = leases.budget(limit, Ttl::DEFAULT);
             let look = async {
                 let reading = leases.read(&name, &mut budget).await?;
                 let has_joined = match &claim {

@@ -13,10 +13,14 @@ use aws_smithy_runtime_api::client::result::SdkError;
 use aws_smithy_runtime_api::http::Response;
 use aws_smithy_types::error::metadata::ProvideErrorMetadata;
 
+use super::credentials::StoreCredentials;
+use super::http::{Authorities, Network};
+use super::sign_in::credentials_help;
 use super::watch::{Reached, Watch, date_us};
 use crate::clock::{Moment, StoreClock, StoreTime};
 use crate::env::Env;
-use crate::stores::over_http::answer::{Answer, Failure, is_untrusted};
+use crate::stores::certificates::is_untrusted;
+use crate::stores::over_http::answer::{Answer, Failure, Impostor};
 
 /// The clock difference above which the clock counts as the cause of a refused signature. Signatures are valid for 5 to
 /// 15 minutes, depending on the service.
@@ -27,19 +31,25 @@ const SIGNATURES_LAST: Duration = Duration::from_secs(4 * 60);
 pub(in crate::stores) struct Requests {
     env: Env,
     clock: Arc<StoreClock>,
+    credentials: StoreCredentials,
     /// Whether credentials were ever loaded. If so, a later failure may be transient.
     signed_once: Arc<AtomicBool>,
-    /// The PEM file with the only certificates to trust.
-    ca: Option<String>,
+    /// The client that sends the requests, if it is not the SDK's own.
+    network: Option<Network>,
 }
 
 impl Requests {
-    pub(in crate::stores) fn new(env: Env, ca: Option<&str>) -> Self {
-        Self { env, clock: Arc::default(), signed_once: Arc::default(), ca: ca.map(str::to_owned) }
+    pub(in crate::stores) fn new(env: Env, credentials: StoreCredentials, network: Option<Network>) -> Self {
+        Self { env, clock: Arc::default(), credentials, signed_once: Arc::default(), network }
     }
 
     pub(in crate::stores) fn env(&self) -> &Env {
         &self.env
+    }
+
+    /// Returns the only certificates to trust, if a setting names any.
+    pub(in crate::stores) fn authorities(&self) -> Option<&Authorities> {
+        self.network.as_ref()?.authorities()
     }
 
     /// Returns bounds on the store's clock now, from the `Date` of its latest response.
@@ -49,7 +59,7 @@ impl Requests {
 
     /// Returns an observer for one request, to be passed to it as an interceptor.
     pub(in crate::stores) fn watch(&self) -> Watch {
-        Watch::new(self.env.clone())
+        Watch::new(self.env.clone(), self.credentials.load())
     }
 
     /// Returns the result of the request that `watch` observed, with every failure classified.
@@ -67,17 +77,51 @@ impl Requests {
         };
         let code = result.as_ref().err().and_then(SdkError::as_service_error).and_then(|error| error.code());
         watch.tell(&self.clock, code);
-        result.map_err(|error| match failure(&error, watch.reached(), signed_before, self.env.now()) {
-            Failure::NotConnected { detail } => Failure::NotConnected { detail: self.naming_ca(detail) },
+        let answer = match result {
+            Ok(answer) => match watch.page() {
+                None => {
+                    self.credentials.accepted();
+                    return Ok(answer);
+                }
+                Some(status) => {
+                    Failure::Answered(Answer { status, impostor: Some(Impostor::Page), ..Answer::default() })
+                }
+            },
+            Err(error) => failure(&error, watch.reached(), signed_before, self.env.now()),
+        };
+        Err(match answer {
+            Failure::NotConnected { detail } => {
+                if let Some(network) = &self.network
+                    && detail.contains("certificate")
+                {
+                    network.renew();
+                }
+                Failure::NotConnected { detail: self.naming_ca(detail) }
+            }
+            Failure::Answered(answer) => Failure::Answered(self.judged(answer, watch)),
             other => other,
         })
+    }
+
+    /// Notes whether the store accepted the credentials of a request that it refused.
+    fn judged(&self, answer: Answer, watch: &Watch) -> Answer {
+        let signed_before = if credentials_help(&answer).is_some() {
+            self.credentials.refused(watch.load)
+        } else {
+            // The store checked the signature before it refused the request for another reason.
+            if answer.code.is_some() && answer.status < 500 {
+                self.credentials.accepted();
+            }
+            true
+        };
+        Answer { signed_before, ..answer }
     }
 
     /// Adds the name of the CA file to `detail` if the connection failed because the server's certificate is not
     /// trusted.
     fn naming_ca(&self, detail: String) -> String {
-        match &self.ca {
-            Some(file) if is_untrusted(&detail) => {
+        match self.authorities() {
+            Some(Authorities { file, .. }) if is_untrusted(&detail) => {
                 format!("{detail} (only the certificates in {file:?} are trusted)")
             }
             _ => detail,
@@ -142,9 +186,14 @@ where
 {
     let header = |name| response.headers().get(name);
     let service = error.as_service_error();
+    let status = response.status().as_u16();
+    let code = service.and_then(|error| error.code()).map(str::to_owned);
+    let (kind, location, body) = (header("content-type"), header("location"), response.body().bytes());
+    let impostor = Impostor::of(status, kind, location, body.unwrap_or_default());
     Answer {
-        status: response.status().as_u16(),
-        code: service.and_then(|error| error.code()).map(str::to_owned),
+        status,
+        impostor: impostor.filter(|_| code.is_none() && header("x-amz-bucket-region").is_none()),
+        code,
         message: service.and_then(|error| error.message()).map(str::to_owned),
         // The form with a date is not parsed. It is used for pages under maintenance, and no store throttles with it.
         retry_after: header("retry-after").and_then(|text| text.trim().parse().ok()).map(Duration::from_secs),
@@ -171,6 +220,8 @@ pub(in crate::stores) fn chain(error: &(dyn StdError + 'static)) -> String {
     texts.join(": ").chars().take(400).collect()
 }
 
-fn causes<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+pub(super) fn causes<'a>(
+    error: &'a (dyn StdError + 'static),
+) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
     std::iter::successors(Some(error), |&error| error.source())
 }

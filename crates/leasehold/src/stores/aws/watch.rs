@@ -42,6 +42,8 @@ pub(super) enum Reached {
 #[derive(Clone, Debug)]
 pub(in crate::stores) struct Watch {
     env: Env,
+    /// The number of the load of the credentials that the request uses.
+    pub(super) load: u64,
     progress: Arc<Mutex<Progress>>,
 }
 
@@ -51,6 +53,8 @@ struct Progress {
     sent: Option<Moment>,
     connection: Option<CaptureSmithyConnection>,
     answer: Option<Answered>,
+    /// The status of the response, if it is a web page without any header of Amazon's services.
+    page: Option<u16>,
 }
 
 /// The head of a response.
@@ -74,8 +78,8 @@ enum From {
 }
 
 impl Watch {
-    pub(super) fn new(env: Env) -> Self {
-        Self { env, progress: Arc::default() }
+    pub(super) fn new(env: Env, load: u64) -> Self {
+        Self { env, load, progress: Arc::default() }
     }
 
     /// Passes the response's `Date` to `clock`, if the response certainly comes from the store. An intermediary has
@@ -93,6 +97,11 @@ impl Watch {
         if is_the_stores {
             clock.observe(date_us, DATE_RESOLUTION, sent, received);
         }
+    }
+
+    /// Returns the status of the response, if it is a web page that does not come from the store.
+    pub(super) fn page(&self) -> Option<u16> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner).page
     }
 
     /// Returns how far the request got. Valid once the request has ended.
@@ -152,7 +161,10 @@ impl Intercept for Watch {
         let response = context.response();
         let (headers, status) = (response.headers(), response.status().as_u16());
         let (date_us, from) = (date_us(headers), from(headers));
+        let is_page = headers.get("content-type").is_some_and(|kind| kind.contains("html"))
+            && !headers.iter().any(|(name, _)| name.to_ascii_lowercase().starts_with("x-amz"));
         self.update(|progress| {
+            progress.page = is_page.then_some(status);
             let dated = date_us.zip(progress.sent);
             progress.answer = dated.map(|(date_us, sent)| Answered { date_us, sent, received, from, status });
         });

@@ -54,8 +54,8 @@ impl Credentials {
     }
 
     /// See [`Loads::accepted`].
-    pub(super) fn accepted(&self, load: u64) -> bool {
-        self.loads.accepted(load)
+    pub(super) fn accepted(&self) -> bool {
+        self.loads.accepted()
     }
 
     /// See [`Loads::refused`].

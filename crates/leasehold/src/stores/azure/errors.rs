@@ -69,7 +69,7 @@ pub(super) fn meaning(requested: Requested, key: &str, target: &Target, failure:
         (Requested::Lease | Requested::KeepLease, 409 | 412, code) if code.starts_with("Lease") => {
             Meaning::Conflict
         }
-        _ => Meaning::Failed(case.answered(&answer)),
+        _ => Meaning::Failed(case.asked().explained(&answer, case.answered(&answer))),
     }
 }
 

@@ -15,7 +15,7 @@ use super::config::Target;
 use crate::error::{ErrorKind, Fault};
 use crate::register::{Body, Metadata, Precondition};
 use crate::stores::over_http::answer::Answer;
-use crate::stores::over_http::https::{body, retry_after};
+use crate::stores::over_http::https::{body, impostor, retry_after};
 
 /// The version of the REST API. Azure supports all versions. Emulators have supported this one since 2023.
 pub(super) const API: &str = "2023-11-03";
@@ -379,6 +379,7 @@ pub(super) async fn refusal(response: Response) -> Answer {
     let retry_after = retry_after(response.headers());
     let named = response.headers().get("x-ms-error-code");
     let named = named.and_then(|code| code.to_str().ok()).map(str::to_owned);
+    let headers = response.headers().clone();
     let text = body(response, MAX_ERROR_BYTES).await.ok().flatten().unwrap_or_default();
     let (code, message) = match xml(&text).and_then(|text| quick_xml::de::from_str(text).ok()) {
         Some(Refusal { code, message }) => (code, message),
@@ -386,7 +387,9 @@ pub(super) async fn refusal(response: Response) -> Answer {
             (None, Some(String::from_utf8_lossy(&text).trim().to_owned()).filter(|text| !text.is_empty()))
         }
     };
-    Answer { status, code: named.or(code), message, retry_after, ..Answer::default() }
+    let code = named.or(code);
+    let impostor = impostor(status, &headers, &text).filter(|_| code.is_none());
+    Answer { status, code, message, retry_after, impostor, ..Answer::default() }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::config::Target;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::stores::aws::sign_in::{SIGN_IN, credentials_help};
+use crate::stores::aws::sign_in::{SIGN_IN, credentials_help, credentials_refused};
 use crate::stores::over_http::answer::{Answer, Asked, FailedRequest, Failure};
 
 /// A requested operation.
@@ -77,7 +77,7 @@ pub(super) fn meaning(operation: Operation, key: &str, target: &Target, failure:
         (Operation::Write | Operation::Delete, Some("ConditionalCheckFailedException")) => Meaning::Conflict,
         (Operation::DescribeTable, Some("ResourceNotFoundException")) => Meaning::NoTable,
         (Operation::CreateTable, Some("ResourceInUseException")) => Meaning::TableExists,
-        _ => Meaning::Failed(case.answered(&answer)),
+        _ => Meaning::Failed(case.asked().explained(&answer, case.answered(&answer))),
     }
 }
 
@@ -130,8 +130,10 @@ impl Case<'_> {
             (400, "InvalidSignatureException" | "RequestExpired") if answer.clock_is_off => {
                 self.refused(self.skewed(answer))
             }
+            (400..=499, _) if credentials_help(answer).is_some() => {
+                self.refused(credentials_refused(self, answer))
+            }
             (401 | 403, _) | (400, "AccessDeniedException") => self.refused(self.denied(answer)),
-            (400, _) if credentials_help(answer).is_some() => self.refused(self.denied(answer)),
             (400, "ValidationException") => self.refused(self.invalid(answer)),
             (400, "ItemCollectionSizeLimitExceededException") => self.refused(self.too_large(answer)),
             _ => self.refused(self.unexpected(answer)),
@@ -161,15 +163,11 @@ impl Case<'_> {
     }
 
     fn denied(&self, answer: &Answer) -> Fault {
-        let fault = self.fault(ErrorKind::Denied, answer);
-        match credentials_help(answer) {
-            Some(help) => fault.with_help(help),
-            None => fault.with_help(format!(
-                "allow {} on {}; if your own key encrypts the table, also kms:Decrypt on that key",
-                self.operation.permission(),
-                self.target.arn()
-            )),
-        }
+        self.fault(ErrorKind::Denied, answer).with_help(format!(
+            "allow {} on {}; if your own key encrypts the table, also kms:Decrypt on that key",
+            self.operation.permission(),
+            self.target.arn()
+        ))
     }
 
     fn invalid(&self, answer: &Answer) -> Fault {

@@ -7,7 +7,6 @@ mod table;
 
 use std::sync::Mutex;
 
-use aws_credential_types::provider::SharedCredentialsProvider;
 use aws_credential_types::provider::error::CredentialsError;
 use futures_util::TryStreamExt;
 use serde_json::{Value, json};
@@ -17,28 +16,33 @@ use super::item::tests::record;
 use super::*;
 use crate::lease::{Claim, Holder, Id, Ttl};
 use crate::stores::aws::config::careful;
-use crate::stores::aws::wire::{machine, test_credentials};
+use crate::stores::aws::credentials::StoreCredentials;
+use crate::stores::aws::wire::{from_provider, in_file, machine, test_credentials, write_token};
 use crate::stores::over_http::scripted::{Reply, Seen, Server, answer};
 
 const DATE: &str = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
 const DATE_US: u64 = 784_111_777_000_000;
 
 /// Returns a store that has already described its table.
-fn store(endpoint: &str, credentials: SharedCredentialsProvider) -> DynamoDb {
+fn store(endpoint: &str, credentials: StoreCredentials) -> DynamoDb {
     let store = opened("dynamodb://locks/pre/fix", Some(endpoint), credentials);
     store.key_name.set(item::KEY.to_owned()).unwrap();
     store
 }
 
 /// Opens the table of `url`, with a client that is created as usual.
-fn opened(url: &str, endpoint: Option<&str>, credentials: SharedCredentialsProvider) -> DynamoDb {
+fn opened(url: &str, endpoint: Option<&str>, credentials: StoreCredentials) -> DynamoDb {
+    opened_in(Env::system(), url, endpoint, credentials)
+}
+
+fn opened_in(env: Env, url: &str, endpoint: Option<&str>, credentials: StoreCredentials) -> DynamoDb {
     let location = Location::from_url(StoreUrl::parse(url).unwrap(), &mut StoreOptions::default()).unwrap();
-    let env = Env::system();
-    let sdk = location.access.applied(&careful(&machine(credentials), &env)).unwrap();
+    let (sdk, network) = location.access.applied(&careful(&machine(), &credentials), None).unwrap();
     let client = Client::from_conf(connect::client_config(&sdk, endpoint).build());
     let endpoint = endpoint.map(str::to_owned);
     let target = Target { table: location.table.clone(), region: "eu-west-1".into(), endpoint };
-    DynamoDb::new(client, target, &location, env)
+    let requests = Requests::new(env, credentials, network);
+    DynamoDb::new(client, requests, target, &location)
 }
 
 impl Server {
@@ -433,7 +437,7 @@ async fn without_credentials_nothing_is_sent() {
         }
     }
     let server = Server::always("").await;
-    let error = write(&store(&server.url, SharedCredentialsProvider::new(NoCredentials))).await.unwrap_err();
+    let error = write(&store(&server.url, from_provider(NoCredentials))).await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)), "{error:?}");
     assert_eq!(error.fault().kind, ErrorKind::Denied, "{error:?}");
     assert!(error.to_string().contains("no profile"), "{error:?}");
@@ -470,4 +474,86 @@ async fn a_private_authority_is_trusted_only_with_its_ca_file() {
     assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
     assert!(error.to_string().contains(&format!("{wrong:?}")), "{error:?}");
     assert!(server.requests().is_empty(), "nothing is sent to an untrusted server");
+}
+
+#[tokio::test]
+async fn credentials_that_are_replaced_in_their_file_are_read() {
+    for code in ["ExpiredTokenException", "UnrecognizedClientException", "InvalidSignatureException"] {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("credentials");
+        write_token(&file, "one");
+        let valid = std::sync::Arc::new(Mutex::new("one"));
+        let accepted = valid.clone();
+        let server = Server::start(move |seen| {
+            let valid = seen.has(&format!("x-amz-security-token: {}", accepted.lock().unwrap()));
+            Reply::Answer(if valid { ok(&json!({})) } else { refused("400 Bad Request", "", code) })
+        })
+        .await;
+        let store = store(&server.url, in_file(&file));
+        write(&store).await.unwrap();
+        *valid.lock().unwrap() = "two";
+        // The new token comes late.
+        for _ in 0..3 {
+            let error = write(&store).await.unwrap_err();
+            assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{code}: {error:?}");
+            assert!(error.to_string().contains(code) && error.fault().help.is_some(), "{error:?}");
+        }
+        write_token(&file, "two");
+        write(&store).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_ca_file_that_is_replaced_is_read_again() {
+    let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let script = |_: &Seen| Reply::Answer(ok(&json!({"Item": java_item()})));
+    let server = Server::start_tls(folder.path(), script).await;
+    let _other = Server::start_tls(other.path(), |_| Reply::Hang).await;
+    let ca = folder.path().join("trusted.pem");
+    std::fs::copy(other.path().join("ca.pem"), &ca).unwrap();
+    let url = format!("dynamodb://locks/pre/fix?ca={}", ca.display());
+    let store = opened(&url, Some(&server.url), test_credentials());
+    store.key_name.set(item::KEY.to_owned()).unwrap();
+    assert!(store.read(&x()).await.unwrap_err().to_string().contains("invalid peer certificate"));
+    std::fs::copy(folder.path().join("ca.pem"), &ca).unwrap();
+    drop(store.read(&x()).await);
+    store.read(&x()).await.unwrap();
+}
+
+/// The table is described before the first write, within the time that the caller sets.
+#[tokio::test(start_paused = true)]
+async fn a_claim_on_a_dead_port_takes_the_time_that_it_has() {
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    for limit in [2, 25] {
+        let endpoint = format!("http://{closed}");
+        let env = Env::seeded(std::sync::Arc::new(crate::clock::TestClock::default()), 7);
+        let store = opened_in(env.clone(), "dynamodb://locks", Some(&endpoint), test_credentials());
+        let leases = RegisterLeases::on(std::sync::Arc::new(store), StoreOptions::default());
+        let name = LockName::new("x").unwrap();
+        let mut claim = Claim::new(&env, name, Ttl::DEFAULT, Holder::default());
+        claim.store_timeout = Duration::from_secs(limit);
+        let began = env.now();
+        let error = leases.try_acquire(&claim).await.unwrap_err();
+        let (took, limit) = (env.now().shortest_since(began), claim.store_timeout);
+        assert!(took <= limit && took >= limit.saturating_sub(Duration::from_secs(3)), "{limit:?}: {took:?}");
+        assert!(error.to_string().contains("refused"), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_response_of_another_server_is_recognised() {
+    let page = || answer("200 OK", "Content-Type: text/html\r\n", "<!DOCTYPE html><title>hunter2</title>");
+    let login =
+        "HTTP/1.1 302 Found\r\nLocation: https://login.example/?token=hunter2\r\nContent-Length: 0\r\n\r\n";
+    let go = answer("400 Bad Request", "", "Client sent an HTTP request to an HTTPS server.\n");
+    for (reply, named, help) in [
+        (page(), "web page", "login page"),
+        (login.to_owned(), "redirects to https://login.example/", "login page"),
+        (go, "expects TLS", "https://"),
+    ] {
+        let error = Server::always(reply).await.store().read(&x()).await.unwrap_err();
+        let told = error.fault().help.clone().unwrap_or_default();
+        assert!(error.to_string().contains(named) && told.contains(help), "{error:?}");
+        assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
+    }
 }

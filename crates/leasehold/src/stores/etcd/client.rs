@@ -28,6 +28,7 @@ use super::wire::{
     TxnRequest, TxnResponse, WatchRequest, WatchResponse,
 };
 use crate::error::{Error, Fault};
+use crate::stores::password::Accepted;
 
 /// The maximum size of a response. A page of a listing or of a long queue is far smaller.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
@@ -43,6 +44,7 @@ pub(super) struct Client {
     current: AtomicUsize,
     login: Option<Login>,
     token: Mutex<Option<MetadataValue<Ascii>>>,
+    accepted: Accepted,
     keep_alives: KeepAlives,
 }
 
@@ -75,6 +77,7 @@ impl Client {
             current: AtomicUsize::new(0),
             login: location.login.clone(),
             token: Mutex::default(),
+            accepted: Accepted::default(),
             keep_alives: KeepAlives::default(),
         })
     }
@@ -304,8 +307,10 @@ impl Client {
         let answer = match answer.map_err(|status| member.error_of(Effect::None, &status)) {
             // A cluster without users needs no login.
             Err(EtcdError::NoLogin) => return Ok(None),
+            Err(EtcdError::Failed(error)) => return Err(EtcdError::Failed(self.accepted.judge(error))),
             answer => answer?,
         };
+        self.accepted.note();
         let mut token = MetadataValue::try_from(answer.token.as_str()).map_err(|_| {
             EtcdError::Failed(
                 Fault::unavailable("etcd responded to the login with a token that is not text").not_applied(),

@@ -7,6 +7,7 @@
 use tonic::{Code, Status};
 
 use crate::error::{ErrorKind, Fault, StoreError};
+use crate::stores::certificates;
 
 /// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -211,12 +212,12 @@ fn innermost(status: &Status) -> Option<(String, bool)> {
 /// Returns how to change the store URL if the two ends of a connection do not agree about TLS.
 fn tls_help(why: &str, link: Link) -> Option<&'static str> {
     let says = |words: &[&str]| words.iter().any(|word| why.contains(word));
+    let is_for_name = says(&["NotValidForName", "not valid for name"]);
+    if let Some(help) = certificates::help(why).filter(|_| !is_for_name) {
+        return Some(help);
+    }
     Some(match link {
-        _ if says(&["UnknownIssuer", "BadSignature"]) => {
-            "the authority that signed the member's certificate is not trusted here: name its certificate with \
-             ca=FILE"
-        }
-        _ if says(&["NotValidForName", "not valid for name"]) => {
+        _ if is_for_name => {
             "the member's certificate is not for the host in the store URL: give the name in the certificate with \
              server_name=NAME"
         }

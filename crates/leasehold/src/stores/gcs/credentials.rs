@@ -94,8 +94,8 @@ struct State {
     waiting_since: Option<Moment>,
     /// Whether headers were ever returned.
     loaded_before: bool,
-    /// The latest start of the library whose headers the store has accepted.
-    accepted: Option<u64>,
+    /// Whether the store has accepted headers.
+    accepted: bool,
 }
 
 /// The running library.
@@ -138,15 +138,14 @@ impl Credentials {
         Err(self.forget(trouble))
     }
 
-    /// Records that the store has accepted headers of `start`. Always returns `true`: the store has accepted the
-    /// credentials.
-    pub(super) fn accepted(&self, start: u64) -> bool {
-        self.change(|state| state.accepted = state.accepted.max(Some(start)));
+    /// Records that the store has accepted headers. Always returns `true`: the store has accepted the credentials.
+    pub(super) fn accepted(&self) -> bool {
+        self.change(|state| state.accepted = true);
         true
     }
 
     /// Records that the store has refused headers of `start` (401), so that the next request loads new ones. Returns
-    /// whether the store has accepted headers of this or a later start before. Several requests with the same headers
+    /// whether the store has accepted headers before. Several requests with the same headers
     /// may be refused, some of them after new headers were loaded.
     pub(super) fn refused(&self, start: u64) -> bool {
         if self.identity.source == Source::Anonymous {
@@ -156,7 +155,7 @@ impl Credentials {
             if state.starts == start {
                 state.library = None;
             }
-            state.accepted >= Some(start)
+            state.accepted
         })
     }
 

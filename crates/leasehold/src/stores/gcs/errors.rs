@@ -36,7 +36,7 @@ pub(super) fn meaning(operation: Operation, key: &str, target: &Target, failure:
         (Operation::Create | Operation::Replace | Operation::Delete, 412) if is_lost_race(&answer) => {
             Meaning::Conflict
         }
-        _ => Meaning::Failed(case.answered(&answer)),
+        _ => Meaning::Failed(case.asked().explained(&answer, case.answered(&answer))),
     }
 }
 

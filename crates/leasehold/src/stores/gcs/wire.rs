@@ -14,7 +14,7 @@ use crate::clock::Moment;
 use crate::lease::Id;
 use crate::register::{Body, Metadata};
 use crate::stores::over_http::answer::Answer;
-use crate::stores::over_http::https::{date_us, retry_after};
+use crate::stores::over_http::https::{date_us, impostor, retry_after};
 
 /// The characters that are percent-encoded in a path or a query. They include the slash, because an object's name is
 /// one segment.
@@ -278,8 +278,11 @@ impl Dated {
 pub(super) async fn refusal(response: Response) -> Result<Answer, reqwest::Error> {
     let status = response.status().as_u16();
     let retry_after = retry_after(response.headers());
-    let (code, message) = explanation(&beginning(response).await?);
-    Ok(Answer { status, code, message, retry_after, ..Answer::default() })
+    let headers = response.headers().clone();
+    let body = beginning(response).await?;
+    let (code, message) = explanation(&body);
+    let impostor = impostor(status, &headers, &body).filter(|_| code.is_none());
+    Ok(Answer { status, code, message, retry_after, impostor, ..Answer::default() })
 }
 
 /// Reads the first [`MAX_ERROR_BYTES`] of the body of a response.

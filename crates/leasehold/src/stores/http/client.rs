@@ -1,5 +1,6 @@
 //! Sends requests to the server and interprets the responses.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -13,7 +14,8 @@ use super::config::Config;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::Status;
-use crate::stores::over_http::answer::{Failure, is_untrusted};
+use crate::stores::certificates;
+use crate::stores::over_http::answer::{Failure, Impostor, is_plain, may_be_tls};
 use crate::stores::over_http::https;
 use crate::types::{LockName, printable};
 
@@ -34,7 +36,9 @@ const MAX_DETAIL: usize = 300;
 pub(super) struct Client {
     pub(super) config: Config,
     pub(super) env: Env,
-    http: reqwest::Client,
+    http: https::Client,
+    /// Whether the server has accepted the token before.
+    accepted: AtomicBool,
 }
 
 /// A request.
@@ -84,8 +88,8 @@ pub(super) enum Answer {
 
 impl Client {
     pub(super) fn new(config: Config, env: Env) -> Result<Self, Error> {
-        let http = https::client(&config.transport)?;
-        Ok(Self { config, env, http })
+        let http = https::Client::of(&config.transport)?;
+        Ok(Self { config, env, http, accepted: AtomicBool::new(false) })
     }
 
     /// Sends `request` once. The caller must apply a time limit.
@@ -102,19 +106,27 @@ impl Client {
             builder = builder.header(CONTENT_TYPE, "application/json").body(body.to_string());
         }
         let response =
-            builder.send().await.map_err(|error| self.unanswered(request, https::failure(error)))?;
+            builder.send().await.map_err(|error| self.unanswered(request, self.http.failure(error)))?;
         let (status, headers) = (response.status(), response.headers().clone());
         let body = https::body(response, MAX_ANSWER)
             .await
-            .map_err(|error| self.unanswered(request, https::failure(error)))?;
+            .map_err(|error| self.unanswered(request, self.http.failure(error)))?;
         let Some(body) = body else {
             return Err(self.incomprehensible(request, "the response does not end"));
         };
-        if matches!(status, StatusCode::OK | StatusCode::CREATED | StatusCode::NO_CONTENT) {
+        let is_done = matches!(status, StatusCode::OK | StatusCode::CREATED | StatusCode::NO_CONTENT);
+        if is_done && !https::is_page(&headers) {
+            self.accepted.store(true, Ordering::Relaxed);
             return Ok(Answer::Done(headers, body.to_vec()));
         }
         // A proxy may respond with its own error page.
-        let problem: Problem = serde_json::from_slice(&body).unwrap_or_default();
+        let problem: Option<Problem> = serde_json::from_slice(&body).ok();
+        if problem.is_none()
+            && let Some(impostor) = https::impostor(status.as_u16(), &headers, &body)
+        {
+            return Err(self.not_from_server(request, status, &impostor));
+        }
+        let problem = problem.unwrap_or_default();
         match (status.as_u16(), problem.word()) {
             (304, _) => Ok(Answer::Same),
             (409, "key-spent") => Ok(Answer::Spent(problem)),
@@ -179,6 +191,16 @@ impl Client {
         request.unknown(Fault::new(ErrorKind::Corrupt, message).with_help(help))
     }
 
+    /// Returns the error for a response of something other than a `leasehold serve`.
+    fn not_from_server(&self, request: &Request, status: StatusCode, impostor: &Impostor) -> StoreError {
+        let (what, help) = impostor.explained("the store URL");
+        let message =
+            format!("{}: {} responded with {}: {what}", request.what, self.config.base, status.as_u16());
+        let fault = Fault::new(ErrorKind::Unsupported, message).with_help(help);
+        // A redirect and a refusal have no effect.
+        if status.is_success() { request.unknown(fault) } else { fault.not_applied() }
+    }
+
     /// Returns the error for a kind of response that the request cannot have.
     pub(super) fn unexpected(&self, request: &Request) -> StoreError {
         self.incomprehensible(request, "the response does not match the request")
@@ -189,16 +211,25 @@ impl Client {
         let (what, base) = (&request.what, &self.config.base);
         match failure {
             Failure::NotConnected { detail } => {
-                let help = if is_untrusted(&detail) {
-                    "the server's certificate was signed by an authority that is not trusted: name the file of that \
-                     authority with ?ca=/path/to/ca.pem"
-                } else {
-                    "check that `leasehold serve` runs there, and the proxy, the name resolution and the network"
+                let help = match (base.strip_prefix("https://"), certificates::help(&detail)) {
+                    (Some(host), _) if is_plain(&detail) => {
+                        format!("the server does not use TLS: if it expects plain HTTP, write http://{host}")
+                    }
+                    (_, Some(help)) => help.to_owned(),
+                    _ => "check that `leasehold serve` runs there, and the proxy, the name resolution and the network"
+                        .to_owned(),
                 };
                 Fault::unavailable(format!("no connection to {base}: {detail}")).with_help(help).not_applied()
             }
             Failure::NoAnswer { detail } => {
-                request.unknown(Fault::unavailable(format!("{what}: no response from {base}: {detail}")))
+                let may_be_tls = may_be_tls(&detail);
+                let fault = Fault::unavailable(format!("{what}: no response from {base}: {detail}"));
+                request.unknown(match base.strip_prefix("http://") {
+                    Some(host) if may_be_tls => fault.with_help(format!(
+                        "the server does not respond in plain HTTP: if it expects TLS, write https://{host}"
+                    )),
+                    _ => fault,
+                })
             }
             _ => {
                 Fault::new(ErrorKind::Invalid, format!("{what}: the request could not be made")).not_applied()
@@ -225,7 +256,11 @@ impl Client {
             None => Fault::new(kind, &message),
         };
         match (status.as_u16(), problem.word()) {
-            (401, _) => Fault::new(ErrorKind::Denied, &message)
+            // The file of the token may get a new one only after the old one has expired.
+            (401, _) => Fault::new(
+                if self.accepted.load(Ordering::Relaxed) { ErrorKind::Unavailable } else { ErrorKind::Denied },
+                &message,
+            )
                 .with_help("set LEASEHOLD_HTTP_TOKEN to a token that the server accepts, or name its file with ?token_file=/path; a token that expires belongs in a file, which is read for each request")
                 .not_applied(),
             (403, _) => fault(ErrorKind::Denied).not_applied(),

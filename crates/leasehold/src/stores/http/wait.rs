@@ -11,7 +11,7 @@ use super::hold::Acquired;
 use crate::clock::{Moment, timeout};
 use crate::error::{Fault, StoreError};
 use crate::lease::{Claim, HolderInfo, State, Watch};
-use crate::retry::retry;
+use crate::retry::{RetryBudget, repeated};
 use crate::types::LockName;
 
 /// The longest wait on the server. It is shorter than the minute after which many proxies give up.
@@ -29,7 +29,7 @@ impl Watch for HttpLeases {
     /// with the whole ttl, because the server recognises the claim.
     async fn turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
         if !claim.waits {
-            return self.changed(&claim.name, seen).await;
+            return self.changed_within(claim.poll_timeout(), &claim.name, seen).await;
         }
         let sent = self.client.env.now();
         let waited = self.limited(WAIT, self.acquire(claim, WAIT)).await;
@@ -44,8 +44,25 @@ impl Watch for HttpLeases {
     }
 
     async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
+        self.changed_within(Claim::DEFAULT_STORE_TIMEOUT, name, seen).await
+    }
+}
+
+fn is_same(held: &HolderInfo, seen: &HolderInfo) -> bool {
+    (held.token, held.in_cooldown) == (seen.token, seen.in_cooldown)
+}
+
+impl HttpLeases {
+    /// Waits until the holder of `name` is no longer `seen`. Keeps trying a server that does not respond for `limit`.
+    async fn changed_within(
+        &self,
+        limit: Duration,
+        name: &LockName,
+        seen: &HolderInfo,
+    ) -> Result<(), StoreError> {
         let mut sent = self.client.env.now();
-        let (status, tag) = retry(&self.client.env, || self.client.shown(name)).await?;
+        let mut budget = RetryBudget::of_question_within(&self.client.env, limit);
+        let (status, tag) = repeated(&mut budget, || self.client.shown(name)).await?;
         let pause = match (status.state, tag) {
             (State::Held(held), Some(tag)) if is_same(&held, seen) => {
                 sent = self.client.env.now();
@@ -62,13 +79,7 @@ impl Watch for HttpLeases {
         self.pace(sent, pause).await;
         Ok(())
     }
-}
 
-fn is_same(held: &HolderInfo, seen: &HolderInfo) -> bool {
-    (held.token, held.in_cooldown) == (seen.token, seen.in_cooldown)
-}
-
-impl HttpLeases {
     /// Asks the server to wait until the lock is no longer at the version `tag`, or its lease may have lapsed.
     async fn until_changed(
         &self,

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::TryStreamExt;
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
 
 use super::answers::Described;
 use super::config::BearerToken;
@@ -486,5 +487,90 @@ async fn no_type_shows_a_secret() {
     let shown = format!("{store:?} {claim:?} {ticket:?} {:?}", AcquireOutcome::Granted(grant));
     for secret in [&*secret, "hunter2", &ticket.to_string()] {
         assert!(!shown.contains(secret), "{shown}");
+    }
+}
+
+#[tokio::test]
+async fn a_token_that_is_replaced_late_is_accepted_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    std::fs::write(&file, "one").unwrap();
+    let valid = Arc::new(Mutex::new("one"));
+    let accepted = valid.clone();
+    let server = Server::start(move |seen| {
+        match seen.has(&format!("authorization: bearer {}", accepted.lock().unwrap())) {
+            true => ok(&json!({ "lock": name(), "state": "free", "token": null })),
+            false => Reply::Answer(refused("401 Unauthorized", "unauthorized", &json!({}))),
+        }
+    })
+    .await;
+    let mut url = StoreUrl::parse(&format!("{}?token_file={}", server.url, file.display())).unwrap();
+    let client = Client::new(Config::from_url(&mut url).unwrap(), Env::system()).unwrap();
+    client.shown(&name()).await.unwrap();
+    *valid.lock().unwrap() = "two";
+    for _ in 0..2 {
+        let error = client.shown(&name()).await.unwrap_err();
+        assert!(error.is_transient() && error.to_string().contains("401"), "{error:?}");
+    }
+    std::fs::write(&file, "two").unwrap();
+    client.shown(&name()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_ca_file_that_is_replaced_is_read_again() {
+    let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let _other = Server::start_tls(other.path(), |_| Reply::Hang).await;
+    let script = |_: &Seen| ok(&json!({ "lock": name(), "state": "free", "token": null }));
+    let server = Server::start_tls(folder.path(), script).await;
+    let ca = folder.path().join("trusted.pem");
+    std::fs::copy(other.path().join("ca.pem"), &ca).unwrap();
+    let mut url = StoreUrl::parse(&format!("{}?ca={}", server.url, ca.display())).unwrap();
+    let client = Client::new(Config::from_url(&mut url).unwrap(), Env::system()).unwrap();
+    let error = client.shown(&name()).await.unwrap_err();
+    assert!(error.is_transient() && error.fault().help.as_ref().unwrap().contains("ca=FILE"), "{error:?}");
+    std::fs::copy(folder.path().join("ca.pem"), &ca).unwrap();
+    drop(client.shown(&name()).await);
+    client.shown(&name()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_response_of_another_server_is_recognised() {
+    let page = answer("200 OK", "Content-Type: text/html\r\n", "<!DOCTYPE html><title>hunter2</title>");
+    let login =
+        "HTTP/1.1 302 Found\r\nLocation: https://login.example/?token=hunter2\r\nContent-Length: 0\r\n\r\n";
+    let go = answer("400 Bad Request", "", "Client sent an HTTP request to an HTTPS server.\n");
+    for (reply, named, help) in [
+        (Reply::Answer(page), "web page", "login page"),
+        (Reply::Answer(login.to_owned()), "redirects to https://login.example/", "login page"),
+        (Reply::Answer(go), "expects TLS", "https://"),
+        (Reply::Answer("\u{15}\u{3}\u{3}\0\u{2}\u{2}F".to_owned()), "invalid HTTP", "https://"),
+        (Reply::Hang, "connection closed", "https://"),
+    ] {
+        let reply = Arc::new(Mutex::new(Some(reply)));
+        let server = Server::start(move |_| reply.lock().unwrap().take().unwrap()).await;
+        let mut url = StoreUrl::parse(&server.url).unwrap();
+        let client = Client::new(Config::from_url(&mut url).unwrap(), Env::system()).unwrap();
+        let error = client.described().await.map(drop).unwrap_err();
+        let told = error.fault().help.clone().unwrap_or_default();
+        assert!(error.to_string().contains(named) && told.contains(help), "{error:?}");
+        assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
+    }
+}
+
+/// The caller's limit counts, and the error has the cause.
+#[tokio::test(start_paused = true)]
+async fn opening_takes_the_time_that_the_caller_sets() {
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    for limit in [2, 25] {
+        let env = Env::seeded(Arc::new(crate::clock::TestClock::default()), 7);
+        let began = env.now();
+        let mut options = StoreOptions { env: env.clone(), ..StoreOptions::default() };
+        options.open_timeout = Duration::from_secs(limit);
+        let url = StoreUrl::parse(&format!("http://{closed}")).unwrap();
+        let error = super::open(url, options).await.unwrap_err();
+        let took = env.now().shortest_since(began);
+        let limit = Duration::from_secs(limit);
+        assert!(took <= limit && took >= limit.saturating_sub(Duration::from_secs(3)), "{limit:?}: {took:?}");
+        assert!(error.to_string().contains("refused"), "{error:?}");
     }
 }

@@ -1,8 +1,9 @@
 //! The credentials for an API server: a token from the settings, from a file or from a program.
 
+use std::fmt;
 use std::path::Path;
 use std::process::Stdio;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -11,6 +12,7 @@ use tokio::process::Command;
 use super::access::{Plugin, Source};
 use crate::clock;
 use crate::env::Env;
+use crate::error::Error;
 use crate::lease::printable;
 use crate::stores::over_http::credential_cache::{
     LOAD_LIMIT, Load, Loaded, Loads, NotLoaded, Signed, ended, spawned,
@@ -33,16 +35,30 @@ const MAX_PRINTED: usize = 1 << 20;
 pub(super) type Bearer = Option<Arc<str>>;
 
 /// The credentials of one store.
-#[derive(Debug)]
 pub(super) struct Credentials {
-    source: Source,
+    source: Mutex<Source>,
+    /// Reads the source again, before each load.
+    again: Box<dyn Fn() -> Result<Source, Error> + Send + Sync>,
     env: Env,
     loads: Loads<Bearer>,
 }
 
+impl fmt::Debug for Credentials {
+    /// Omits the source.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").finish_non_exhaustive()
+    }
+}
+
 impl Credentials {
     pub(super) fn new(source: Source, env: Env) -> Self {
-        Self { source, loads: Loads::new(env.clone()), env }
+        let again = Box::new(|| Err(Error::invalid("the source does not change")));
+        Self { source: Mutex::new(source), again, loads: Loads::new(env.clone()), env }
+    }
+
+    /// Reads the source with `again` before each load. Keeps the earlier source if that fails.
+    pub(super) fn reading(self, again: impl Fn() -> Result<Source, Error> + Send + Sync + 'static) -> Self {
+        Self { again: Box::new(again), ..self }
     }
 
     /// Returns the credentials for the next request.
@@ -51,8 +67,8 @@ impl Credentials {
     }
 
     /// See [`Loads::accepted`].
-    pub(super) fn accepted(&self, load: u64) -> bool {
-        self.loads.accepted(load)
+    pub(super) fn accepted(&self) -> bool {
+        self.loads.accepted()
     }
 
     /// See [`Loads::refused`].
@@ -62,7 +78,12 @@ impl Credentials {
 
     fn load(&self) -> Load<Bearer> {
         let now_us = self.env.now().wall_us();
-        match &self.source {
+        let mut source = self.source.lock().unwrap_or_else(PoisonError::into_inner);
+        match (self.again)() {
+            Ok(read) => *source = read,
+            Err(error) => tracing::debug!(%error, "the source of credentials could not be read again"),
+        }
+        match &*source {
             Source::Connection => ended(Ok(Loaded::forever(None))),
             Source::Token(token) => {
                 let token = std::str::from_utf8(&token.0).map_err(|_| "the token is not text".to_owned());

@@ -20,7 +20,7 @@ pub(super) fn meaning(operation: Operation, name: &str, target: &Target, failure
         (Operation::Read | Operation::Replace | Operation::Delete, 404, "NotFound leases") => Meaning::Absent,
         (Operation::Create, 409, "AlreadyExists")
         | (Operation::Replace | Operation::Delete, 409, "Conflict") => Meaning::Conflict,
-        _ => Meaning::Failed(case.answered(&answer)),
+        _ => Meaning::Failed(case.asked().explained(&answer, case.answered(&answer))),
     }
 }
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::lease::Lease;
 use crate::error::{ErrorKind, Fault};
 use crate::stores::over_http::answer::Answer;
-use crate::stores::over_http::https::{body, retry_after};
+use crate::stores::over_http::https::{body, impostor, retry_after};
 
 const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
@@ -207,6 +207,7 @@ pub(super) async fn refusal(response: Response) -> Answer {
     }
     let status = response.status().as_u16();
     let retry_after = retry_after(response.headers());
+    let headers = response.headers().clone();
     let text = body(response, MAX_ERROR_BYTES).await.ok().flatten().unwrap_or_default();
     let (code, message) = match serde_json::from_slice::<Status>(&text) {
         Ok(Status { reason, message, details }) => {
@@ -222,7 +223,8 @@ pub(super) async fn refusal(response: Response) -> Answer {
             (None, Some(text).filter(|text| !text.is_empty()))
         }
     };
-    Answer { status, code, message, retry_after, ..Answer::default() }
+    let impostor = impostor(status, &headers, &text).filter(|_| code.is_none());
+    Answer { status, code, message, retry_after, impostor, ..Answer::default() }
 }
 
 #[cfg(test)]

@@ -14,7 +14,9 @@ const LEASE: &str = r#"{"metadata":{"name":"x","resourceVersion":"8"},"spec":nul
 fn store_with(server: &Server, source: Source) -> Kubernetes {
     let transport = Transport::default();
     let access = Access { server: server.url.clone(), transport, authorities: None, identity: None, source };
-    Kubernetes::new(Location { access, namespace: "jobs".into() }, Env::system()).unwrap()
+    let again = access.clone();
+    let location = Location { access, namespace: "jobs".into() };
+    Kubernetes::new(location, move || Ok(again.clone()), Env::system()).unwrap()
 }
 
 fn store(server: &Server) -> Kubernetes {
@@ -191,4 +193,71 @@ async fn a_watch_ends_when_the_lock_may_be_free() {
     // Without the permission, waiters only poll.
     let server = Server::start(|_| Reply::Answer(refused("403 Forbidden", "Forbidden", "leases"))).await;
     assert_eq!(store(&server).watched("x").await, None);
+}
+
+/// A kubeconfig with the token itself, as clusters' own commands write it, and one that names a client certificate.
+#[tokio::test]
+async fn a_kubeconfig_that_is_replaced_late_is_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config");
+    let valid = std::sync::Arc::new(std::sync::Mutex::new("one"));
+    let accepted = valid.clone();
+    let server = Server::start(move |seen| {
+        Reply::Answer(match seen.has(&format!("authorization: bearer {}", accepted.lock().unwrap())) {
+            true => answer("200 OK", HEADERS, LEASE),
+            false => refused("401 Unauthorized", "Unauthorized", ""),
+        })
+    })
+    .await;
+    let written = |server: &str, token: &str| {
+        let text = json!({
+            "current-context": "c",
+            "clusters": [{ "name": "c", "cluster": { "server": server } }],
+            "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }],
+            "users": [{ "name": "u", "user": { "token": token } }],
+        });
+        std::fs::write(&file, text.to_string()).unwrap();
+    };
+    written(&server.url, "one");
+    let url = StoreUrl::parse(&format!("k8s://jobs?kubeconfig={}", file.display())).unwrap();
+    let read = move || Location::from_url(url.clone(), &mut StoreOptions::default(), |_| None);
+    let (location, again) = (read().unwrap(), move || Ok(read()?.access));
+    let store = Kubernetes::new(location, again, Env::system()).unwrap();
+    store.read(&name()).await.unwrap();
+    *valid.lock().unwrap() = "two";
+    for _ in 0..2 {
+        let error = write(&store, Precondition::Absent).await.unwrap_err();
+        assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
+    }
+    // A kubeconfig that is cut off, or that names another server, changes nothing.
+    std::fs::write(&file, "{").unwrap();
+    assert!(write(&store, Precondition::Absent).await.is_err());
+    written("http://127.0.0.1:1", "two");
+    assert!(write(&store, Precondition::Absent).await.unwrap_err().to_string().contains("401"));
+    written(&server.url, "two");
+    write(&store, Precondition::Absent).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_authority_in_a_kubeconfig_is_read_again() {
+    let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let _other = Server::start_tls(other.path(), |_| Reply::Hang).await;
+    let script = |_: &Seen| Reply::Answer(answer("200 OK", HEADERS, LEASE));
+    let server = Server::start_tls(folder.path(), script).await;
+    let access = |folder: &std::path::Path| Access {
+        server: server.url.clone(),
+        transport: Transport::default(),
+        authorities: Some(std::fs::read(folder.join("ca.pem")).unwrap()),
+        identity: None,
+        source: Source::Connection,
+    };
+    let trusted = std::sync::Arc::new(std::sync::Mutex::new(access(other.path())));
+    let (current, location) =
+        (trusted.clone(), Location { access: access(other.path()), namespace: "jobs".into() });
+    let store =
+        Kubernetes::new(location, move || Ok(current.lock().unwrap().clone()), Env::system()).unwrap();
+    assert!(store.read(&name()).await.unwrap_err().to_string().contains("invalid peer certificate"));
+    *trusted.lock().unwrap() = access(folder.path());
+    drop(store.read(&name()).await);
+    store.read(&name()).await.unwrap();
 }

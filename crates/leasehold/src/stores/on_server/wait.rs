@@ -49,7 +49,7 @@ pub(super) async fn until_turn<L: ServerLeases>(
     // Registers before the first read, so that no call is missed.
     let call = joins.then(|| leases.calls().expect(claim.id));
     loop {
-        let mut budget = budget(leases, STORE_TIMEOUT, claim.ttl);
+        let mut budget = budget(leases, claim.poll_timeout(), claim.ttl);
         let record = match joins && !has_place {
             false => repeated(&mut budget, || leases.read(&claim.name)).await?,
             true => match repeated(&mut budget, || leases.join(claim)).await? {

@@ -5,6 +5,8 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use crate::error::{ErrorKind, Fault, StoreError};
+use crate::stores::certificates;
+use crate::types::printable;
 
 /// An unsuccessful response. Fields that a store does not provide keep their default values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,8 +22,10 @@ pub(in crate::stores) struct Answer {
     pub(in crate::stores) region: Option<String>,
     /// Whether this machine's wall clock differs from the response's `Date` so much that the store refuses signatures.
     pub(in crate::stores) clock_is_off: bool,
-    /// Whether the store accepted the same credentials earlier.
+    /// Whether the store accepted credentials earlier.
     pub(in crate::stores) signed_before: bool,
+    /// What responded instead of the store, if it is recognised.
+    pub(in crate::stores) impostor: Option<Impostor>,
 }
 
 /// Why a request did not succeed.
@@ -87,11 +91,10 @@ impl Asked<'_> {
                     .not_applied()
             }
             Failure::NoAnswer { detail } => {
-                // hyper's error for a response that does not begin with HTTP/1.1, such as a TLS response.
-                let is_no_http = detail.contains("invalid HTTP");
+                let may_be_tls = may_be_tls(&detail);
                 let fault = Fault::unavailable(format!("{what}: no response from {endpoint}: {detail}"));
                 self.unknown(match endpoint.strip_prefix("http://") {
-                    Some(host) if is_no_http => fault.with_help(format!(
+                    Some(host) if may_be_tls => fault.with_help(format!(
                         "the server does not respond in plain HTTP: if it expects TLS, write endpoint=https://{host}"
                     )),
                     _ => fault,
@@ -103,6 +106,21 @@ impl Asked<'_> {
     /// Returns the error for a request whose outcome is unknown. A request that changes nothing counts as not applied.
     fn unknown(&self, fault: Fault) -> StoreError {
         if self.changes { fault.maybe_applied() } else { fault.not_applied() }
+    }
+
+    /// Returns `error`, the error for `answer`, with the help for what responded instead of the store.
+    pub(in crate::stores) fn explained(&self, answer: &Answer, error: StoreError) -> StoreError {
+        let Some(impostor) = &answer.impostor else { return error };
+        let explain = |mut fault: Fault| {
+            let (what, help) = impostor.explained("the endpoint of the store URL");
+            fault.message =
+                format!("{}: {} responded with {}: {what}", self.what, self.endpoint, answer.status);
+            fault.with_help(help)
+        };
+        match error {
+            StoreError::NotApplied(fault) => explain(fault).not_applied(),
+            StoreError::MaybeApplied(fault) => explain(fault).maybe_applied(),
+        }
     }
 
     /// Returns a fault of `kind` that quotes `answer`.
@@ -154,30 +172,85 @@ pub(in crate::stores) trait FailedRequest {
 /// Returns the help for a connection that could not be made. rustls's messages reveal a wrong scheme and bad
 /// certificates.
 fn help_to_connect(endpoint: &str, detail: &str) -> String {
-    match endpoint.strip_prefix("https://") {
-        Some(host) if detail.contains("InvalidContentType") => {
-            format!("the server does not use TLS: if it expects plain HTTP, write endpoint=http://{host}")
-        }
-        _ if is_untrusted(detail) => {
-            "the server's certificate was signed by an authority that is not trusted: name the file of that \
-             authority with ?ca=/path/to/ca.pem"
-                .to_owned()
-        }
-        Some(_) => {
-            "check the endpoint and that it uses TLS, the proxy if there is one, the name resolution and the \
-                    network"
-                .to_owned()
-        }
-        None => {
-            "check the endpoint, the proxy if there is one, the name resolution and the network".to_owned()
-        }
+    if let Some(host) = endpoint.strip_prefix("https://")
+        && is_plain(detail)
+    {
+        return format!(
+            "the server does not use TLS: if it expects plain HTTP, write endpoint=http://{host}"
+        );
     }
+    if let Some(help) = certificates::help(detail) {
+        return help.to_owned();
+    }
+    let tls = if endpoint.starts_with("https://") { " and that it uses TLS" } else { "" };
+    format!("check the endpoint{tls}, the proxy if there is one, the name resolution and the network")
 }
 
-/// Whether a connection failed because an unknown authority signed the server's certificate. The words are from
-/// rustls's messages. rustls reports `BadSignature` for an unknown authority with the name of a trusted one.
-pub(in crate::stores) fn is_untrusted(detail: &str) -> bool {
-    ["UnknownIssuer", "BadSignature"].iter().any(|word| detail.contains(word))
+/// Returns whether a connection failed because the server does not use TLS. The words are from rustls's messages.
+pub(in crate::stores) fn is_plain(detail: &str) -> bool {
+    detail.contains("InvalidContentType")
+}
+
+/// Returns whether a plain request got no response because the server expects TLS, or may expect it.
+pub(in crate::stores) fn may_be_tls(detail: &str) -> bool {
+    // hyper's error for a response that does not begin with HTTP/1.1, such as a TLS alert, and its error for a server
+    // that closes the connection.
+    ["invalid HTTP", "connection closed", "Connection reset"].iter().any(|words| detail.contains(words))
+}
+
+/// What responded instead of the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::stores) enum Impostor {
+    /// A web page.
+    Page,
+    /// A redirect to this address. The store's own redirects name a region.
+    Redirect(String),
+    /// A server that expects TLS.
+    Tls,
+}
+
+impl Impostor {
+    /// Recognises a response that does not come from the store: by its status, two of its headers, and its body.
+    pub(in crate::stores) fn of(
+        status: u16,
+        kind: Option<&str>,
+        location: Option<&str>,
+        body: &[u8],
+    ) -> Option<Self> {
+        let start = String::from_utf8_lossy(&body[..body.len().min(1_024)]).trim_start().to_ascii_lowercase();
+        let says = |words: &str| start.contains(words);
+        if says("http request to an https server") || says("plain http request was sent to https port") {
+            return Some(Self::Tls);
+        }
+        if let Some(location) = location.filter(|_| (300..=399).contains(&status)) {
+            // The query may contain a secret.
+            let shown = location.split(['?', '#']).next().unwrap_or_default();
+            return Some(Self::Redirect(printable(shown, 200)));
+        }
+        let is_page = kind.is_some_and(|kind| kind.to_ascii_lowercase().contains("html"))
+            || start.starts_with("<!doctype html")
+            || start.starts_with("<html");
+        // A gateway of the store reports its failures with pages.
+        (is_page && status < 500).then_some(Self::Page)
+    }
+
+    /// Returns what the response is, and what to do about it. `server` is how the store URL names the server.
+    pub(in crate::stores) fn explained(&self, server: &str) -> (String, String) {
+        const PORTAL: &str = "a proxy or a login page seems to respond instead of the store";
+        match self {
+            Self::Page => (
+                "it is a web page".to_owned(),
+                format!("{PORTAL}: check {server}, and sign in to the network or name its proxy"),
+            ),
+            Self::Redirect(location) => (
+                format!("it redirects to {location}"),
+                format!("{PORTAL}: check {server}, and sign in to the network or name its proxy"),
+            ),
+            Self::Tls => {
+                ("the server expects TLS".to_owned(), format!("write https:// and not http:// in {server}"))
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -230,12 +303,8 @@ pub(in crate::stores) mod tests {
         let no_answer = |detail: &str| Failure::NoAnswer { detail: detail.to_owned() };
         for (endpoint, failure, help) in [
             ("https://h:1", not_connected("InvalidContentType"), "write endpoint=http://h:1"),
-            ("https://h:1", not_connected("UnknownIssuer"), "?ca=/path/to/ca.pem"),
-            (
-                "Amazon S3 in x",
-                not_connected("invalid peer certificate: BadSignature"),
-                "?ca=/path/to/ca.pem",
-            ),
+            ("https://h:1", not_connected("UnknownIssuer"), "ca=FILE"),
+            ("Amazon S3 in x", not_connected("invalid peer certificate: BadSignature"), "ca=FILE"),
             ("https://h:1", not_connected("refused"), "uses TLS"),
             ("http://h:1", not_connected("refused"), "the name resolution and the network"),
             ("http://h:1", no_answer("invalid HTTP version parsed"), "write endpoint=https://h:1"),

@@ -75,8 +75,8 @@ struct State<P> {
     loading: Option<Load<P>>,
     /// The number of successful loads.
     loads: u64,
-    /// The latest load whose proof the store has accepted.
-    accepted: Option<u64>,
+    /// Whether the store has accepted a proof.
+    accepted: bool,
 }
 
 impl<P: Clone + Send + Sync + 'static> State<P> {
@@ -103,7 +103,7 @@ impl<P: Clone + Send + Sync + 'static> State<P> {
 
 impl<P: Clone + Send + Sync + 'static> Loads<P> {
     pub(in crate::stores) fn new(env: Env) -> Self {
-        let state = State { loaded: None, loading: None, loads: 0, accepted: None };
+        let state = State { loaded: None, loading: None, loads: 0, accepted: false };
         Self { env, state: Mutex::new(state) }
     }
 
@@ -132,26 +132,36 @@ impl<P: Clone + Send + Sync + 'static> Loads<P> {
             let detail = state.collect().or(failed);
             state.signed(now_us).ok_or_else(|| NotLoaded {
                 detail: detail.unwrap_or_else(|| "they had already expired".to_owned()),
-                before: state.accepted.is_some(),
+                before: state.accepted,
             })
         })
     }
 
-    /// Records that the store has accepted the proof from `load`. Always returns `true`: the store has accepted the
-    /// credentials.
-    pub(in crate::stores) fn accepted(&self, load: u64) -> bool {
-        self.change(|state| state.accepted = state.accepted.max(Some(load)));
+    /// Returns the number of the load whose proof the next request gets.
+    #[cfg(any(feature = "dynamodb", feature = "s3"))]
+    pub(in crate::stores) fn upcoming(&self) -> u64 {
+        let now_us = self.env.now().wall_us();
+        self.change(|state| {
+            state.collect();
+            state.loads + u64::from(state.signed(now_us).is_none())
+        })
+    }
+
+    /// Records that the store has accepted a proof. Always returns `true`: the store has accepted the credentials.
+    pub(in crate::stores) fn accepted(&self) -> bool {
+        self.change(|state| state.accepted = true);
         true
     }
 
     /// Records that the store has refused the proof from `load`, so that the next request starts a new load. Returns
-    /// whether the store has accepted a proof from this or a later load before.
+    /// whether the store has accepted a proof before. If so, a later load may get new credentials: those that replace a
+    /// key or a token may arrive in their file only after the store refuses the old ones.
     pub(in crate::stores) fn refused(&self, load: u64) -> bool {
         self.change(|state| {
             if state.loads == load {
                 state.loaded = None;
             }
-            state.accepted >= Some(load)
+            state.accepted
         })
     }
 
@@ -238,10 +248,10 @@ mod tests {
         let loads = Loads::new(Env::system());
         let load = || ended(Ok(Loaded::forever(())));
         let first = loads.proof(load).await.unwrap().load;
-        loads.accepted(first);
-        assert!(loads.refused(first));
+        assert!(!loads.refused(first), "no proof was ever accepted");
         let second = loads.proof(load).await.unwrap().load;
-        assert!(second > first && !loads.refused(second));
+        loads.accepted();
+        assert!(second > first && loads.refused(second));
         let third = loads.proof(load).await.unwrap().load;
         loads.refused(first);
         assert_eq!(loads.proof(load).await.unwrap().load, third);

@@ -1,14 +1,16 @@
 //! Requests of stores on HTTPS: the client, its limits, and the parts that all responses have in common.
 
 use std::error::Error as StdError;
+use std::fmt;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use reqwest::header::{DATE, HeaderMap, RETRY_AFTER};
-use reqwest::{Certificate, Response, redirect};
+use reqwest::header::{CONTENT_TYPE, DATE, HeaderMap, HeaderName, LOCATION, RETRY_AFTER};
+use reqwest::{Certificate, IntoUrl, Method, RequestBuilder, Response, redirect};
 
-use super::answer::Failure;
+use super::answer::{Failure, Impostor};
 use super::transport::{Proxy, Transport};
 use crate::error::{Error, ErrorKind};
 
@@ -19,9 +21,75 @@ const CONNECT_LIMIT: Duration = Duration::from_millis(3_100);
 /// request on a connection that is just being closed would be lost.
 const IDLE_LIMIT: Duration = Duration::from_secs(60);
 
-/// Creates a client that sends each request once.
-pub(in crate::stores) fn client(transport: &Transport) -> Result<reqwest::Client, Error> {
-    built(builder(transport)?)
+/// A client that sends each request once. It is made again after a connection has failed because of a certificate, with
+/// the files of certificates and keys as they are then.
+pub(in crate::stores) struct Client {
+    make: Box<dyn Fn() -> Result<reqwest::Client, Error> + Send + Sync>,
+    current: Mutex<reqwest::Client>,
+    /// Whether requests use no proxy.
+    is_direct: bool,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// Creates a client with the options of a store URL.
+    pub(in crate::stores) fn of(transport: &Transport) -> Result<Self, Error> {
+        let (proxy, transport) = (transport.proxy.clone(), transport.clone());
+        Self::new(&proxy, move || built(builder(&transport)?))
+    }
+
+    /// Creates a client with `make`, which reads the files. It uses `proxy`.
+    pub(in crate::stores) fn new(
+        proxy: &Proxy,
+        make: impl Fn() -> Result<reqwest::Client, Error> + Send + Sync + 'static,
+    ) -> Result<Self, Error> {
+        let is_direct = *proxy == Proxy::None;
+        Ok(Self { current: Mutex::new(make()?), make: Box::new(make), is_direct })
+    }
+
+    /// Begins a request.
+    pub(in crate::stores) fn request(&self, method: Method, url: impl IntoUrl) -> RequestBuilder {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).request(method, url)
+    }
+
+    /// Converts the error of a request that has no response. The next request uses new certificates if they may be the
+    /// cause.
+    pub(in crate::stores) fn failure(&self, error: reqwest::Error) -> Failure {
+        let mut failure = failure(error);
+        if let Failure::NotConnected { detail } = &mut failure
+            && self.is_direct
+            && let Some(name) = proxy_variable(|name| std::env::var(name).ok())
+        {
+            detail.push_str(&format!(
+                " ({name} is set, but this store uses it only with proxy=env in its URL)"
+            ));
+        }
+        if let Failure::NotConnected { detail } | Failure::NoAnswer { detail } = &failure
+            && ["certificate", "fatal alert"].iter().any(|words| detail.contains(words))
+        {
+            self.renew();
+        }
+        failure
+    }
+
+    /// Reads the files again, for new connections. Keeps the client if they cannot be used.
+    pub(in crate::stores) fn renew(&self) {
+        match (self.make)() {
+            Ok(client) => *self.current.lock().unwrap_or_else(PoisonError::into_inner) = client,
+            Err(error) => tracing::debug!(%error, "the certificates could not be read again"),
+        }
+    }
+}
+
+/// Returns the variable that names a proxy for this machine's programs.
+fn proxy_variable(environment: impl Fn(&str) -> Option<String>) -> Option<&'static str> {
+    let is_set = |name: &&str| environment(name).is_some_and(|url| !url.is_empty());
+    ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"].into_iter().find(is_set)
 }
 
 /// Returns the builder of a client that sends each request once. [`built`] builds the client.
@@ -106,6 +174,20 @@ pub(in crate::stores) async fn body(
     Ok(Some(body.freeze()))
 }
 
+/// Returns whether a response is a web page, which no store sends.
+pub(in crate::stores) fn is_page(headers: &HeaderMap) -> bool {
+    text(headers, CONTENT_TYPE).is_some_and(|kind| kind.to_ascii_lowercase().contains("html"))
+}
+
+/// Recognises a response that does not come from the store. `body` is the beginning of its body.
+pub(in crate::stores) fn impostor(status: u16, headers: &HeaderMap, body: &[u8]) -> Option<Impostor> {
+    Impostor::of(status, text(headers, CONTENT_TYPE), text(headers, LOCATION), body)
+}
+
+fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+    headers.get(name)?.to_str().ok()
+}
+
 /// Returns how long the store asks to wait.
 pub(in crate::stores) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     // Ignores a date, because no store throttles with one. That form is for pages under maintenance.
@@ -139,6 +221,17 @@ mod tests {
 
     fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
         pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn the_variable_of_an_unused_proxy_is_named() {
+        let set = |name: &'static str, url: &'static str| {
+            proxy_variable(move |asked| (asked == name).then(|| url.to_owned()))
+        };
+        assert_eq!(set("https_proxy", "http://p:3128"), Some("https_proxy"));
+        assert_eq!(set("ALL_PROXY", "http://p:3128"), Some("ALL_PROXY"));
+        assert_eq!(set("HTTPS_PROXY", ""), None);
+        assert_eq!(set("NO_PROXY", "*"), None);
     }
 
     #[test]

@@ -18,6 +18,7 @@ use crate::clock::timeout;
 use crate::env::Env;
 use crate::error::{Error, Fault, StoreError};
 use crate::stores::hosts::Host;
+use crate::stores::password::Accepted;
 use crate::stores::tls::client_config;
 
 /// The time limit of a connection to one server, including the TLS handshake and the login. A lost SYN is sent again
@@ -34,6 +35,7 @@ pub(super) const MARK: &str = "leasehold.listens";
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
     location: Location,
+    accepted: Accepted,
 }
 
 /// An open connection. It is closed when this is dropped.
@@ -69,7 +71,7 @@ impl Connector {
     pub(super) fn to(location: Location) -> Result<Self, Error> {
         location.password.as_ref().map(|password| password.read()).transpose()?;
         location.tls.as_ref().map(|tls| client_config(tls, "PostgreSQL")).transpose()?;
-        Ok(Self { location })
+        Ok(Self { location, accepted: Accepted::default() })
     }
 
     pub(super) fn table(&self) -> &Table {
@@ -98,6 +100,17 @@ impl Connector {
 
     /// Connects to `host`. The connection sends the notifications that it receives to `notified`.
     pub(super) async fn connect_for(
+        &self,
+        host: &Host,
+        env: &Env,
+        notified: Option<UnboundedSender<String>>,
+    ) -> Result<Link, StoreError> {
+        let link = self.opened(host, env, notified).await.map_err(|error| self.accepted.judge(error))?;
+        self.accepted.note();
+        Ok(link)
+    }
+
+    async fn opened(
         &self,
         host: &Host,
         env: &Env,

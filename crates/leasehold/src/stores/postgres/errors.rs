@@ -9,6 +9,7 @@ use tokio_postgres::error::{DbError, Severity, SqlState};
 use super::config::Table;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::printable;
+use crate::stores::certificates;
 
 /// Whether a statement changes anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +68,9 @@ pub(super) fn of_connection(error: &Error, host: &str, is_tls: bool, table: &Tab
 /// Returns the kind and the help of a connection error that has a known cause. Settings of the store URL that do not
 /// suit the server are not transient errors.
 fn connection_help(why: &str, is_tls: bool) -> Option<(ErrorKind, &'static str)> {
+    if let Some(help) = certificates::help(why).filter(|_| is_tls) {
+        return Some((ErrorKind::Invalid, help));
+    }
     let says = |words: &[&str]| words.iter().any(|word| why.contains(word));
     Some(match is_tls {
         _ if says(&["password missing"]) => (
@@ -76,14 +80,6 @@ fn connection_help(why: &str, is_tls: bool) -> Option<(ErrorKind, &'static str)>
         true if says(&["server does not support TLS"]) => (
             ErrorKind::Invalid,
             "the server has no TLS (ssl=off): turn it on; in a network that you trust, add sslmode=disable&allow_plaintext_credentials=on",
-        ),
-        true if says(&["UnknownIssuer", "BadSignature"]) => (
-            ErrorKind::Invalid,
-            "the authority that signed the server's certificate is not trusted here: name its certificate with ca=FILE",
-        ),
-        true if says(&["NotValidForName", "not valid for name"]) => (
-            ErrorKind::Invalid,
-            "the server's certificate is not for the host in the store URL: use a name in the certificate",
         ),
         _ if says(&["Connection refused"]) => {
             (ErrorKind::Unavailable, "is the server running, and are the host and port right?")
@@ -130,6 +126,12 @@ fn fault(answer: &DbError, table: &Table) -> Fault {
             format!(
                 "columns of the table {name:?} have other types than leasehold needs: `leasehold doctor` names them"
             ),
+        ),
+        "28000" if said.contains("no encryption") => (
+            ErrorKind::Denied,
+            "if the server accepts only TLS connections: leave out sslmode=disable of the store URL (or check \
+             pg_hba.conf on the server)"
+                .to_owned(),
         ),
         "28000" | "28P01" => {
             (ErrorKind::Denied, "check the user and the password, and pg_hba.conf on the server".to_owned())

@@ -19,9 +19,10 @@ use super::server::ServerInfo;
 use crate::clock::timeout;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
+use crate::stores::certificates;
 use crate::stores::hosts::{Host, none_of};
 use crate::stores::on_server::notifications::Calls;
-use crate::stores::password::Password;
+use crate::stores::password::{Accepted, Password};
 use crate::stores::tls::client_config;
 
 /// The time limit of a connection to one server, including the TLS handshake and the login. A lost SYN is sent again
@@ -30,10 +31,15 @@ const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
 
 const SENTINEL_LOGIN: &str = "name the password of the Sentinels in the store URL: sentinel_password_env=NAME or sentinel_password_file=/PATH";
 
+/// The help for a server that does not complete a TLS handshake, and for one that does not respond in plain text.
+const PLAIN: &str = "if the server does not use TLS on this port, write redis:// and not rediss:// (and leave out `tls`, `ca`, `cert` and `key`)";
+const ENCRYPTED: &str = "if the server uses TLS on this port, write rediss:// and not redis://";
+
 /// How to connect to the servers.
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
     pub(super) location: Location,
+    accepted: Accepted,
 }
 
 impl Connector {
@@ -46,7 +52,7 @@ impl Connector {
         read(&location.password)?;
         read(&location.sentinel_password)?;
         location.tls.as_ref().map(|tls| client_config(tls, "Redis")).transpose()?;
-        Ok(Self { location })
+        Ok(Self { location, accepted: Accepted::default() })
     }
 
     /// Connects to the first server that is the primary.
@@ -57,9 +63,14 @@ impl Connector {
                 None => self.connect_to(host, env, Some(calls)).await,
                 Some(master) => self.connect_by(host, master, env, Some(calls)).await,
             };
-            match link
-                .and_then(|link| link.server.check(&link.host).map(|()| link).map_err(Fault::not_applied))
-            {
+            let link = match link {
+                Ok(link) => {
+                    self.accepted.note();
+                    link.server.check(&link.host).map(|()| link).map_err(Fault::not_applied)
+                }
+                Err(error) => Err(self.accepted.judge(error)),
+            };
+            match link {
                 Ok(link) => return Ok(link),
                 Err(error) => failed.push(error),
             }
@@ -151,7 +162,7 @@ impl Connector {
                 Ok(link)
             }
             Some(Err(error)) => Err(errors::of_connection(&error, &link.host).not_applied()),
-            None => Err(no_answer(host)),
+            None => Err(no_answer(host, self.location.tls.is_some())),
         }
     }
 
@@ -179,15 +190,30 @@ impl Connector {
         }
         let lost = |error: std::io::Error| {
             let message = format!("no connection to Redis at {shown}: {error}");
-            match of_tls(&error) {
-                Some(help) => Fault::new(ErrorKind::Invalid, message).with_help(help),
-                None if error.kind() == std::io::ErrorKind::ConnectionRefused => Fault::unavailable(message)
+            match error.kind() {
+                std::io::ErrorKind::ConnectionRefused => Fault::unavailable(message)
                     .with_help("is the server running, and are the host and port right?"),
-                None => Fault::unavailable(message),
+                _ => Fault::unavailable(message),
             }
             .not_applied()
         };
-        let refused = |error| errors::of_connection(&error, &shown).not_applied();
+        let no_handshake = |error: std::io::Error| {
+            let why = error.to_string();
+            let message = format!("no connection to Redis at {shown}: {why}");
+            // A retry would not help against an untrusted certificate.
+            match certificates::help(&why) {
+                Some(help) => Fault::new(ErrorKind::Invalid, message).with_help(help),
+                None => Fault::unavailable(message).with_help(PLAIN),
+            }
+            .not_applied()
+        };
+        let is_tls = tls.is_some();
+        let refused = |error: RedisError| {
+            let fault = errors::of_connection(&error, &shown);
+            // A server with TLS closes the connection, or sends a TLS alert.
+            let may_be_tls = !is_tls && error.code().is_none() && fault.kind == ErrorKind::Unavailable;
+            if may_be_tls { fault.with_help(ENCRYPTED) } else { fault }.not_applied()
+        };
         let connecting = async {
             let stream = TcpStream::connect((host.name.as_str(), host.port)).await.map_err(lost)?;
             stream.set_nodelay(true).map_err(lost)?;
@@ -195,8 +221,10 @@ impl Connector {
                 Some(tls) => {
                     let name = ServerName::try_from(host.name.clone())
                         .map_err(|error| lost(std::io::Error::other(error)))?;
-                    let stream =
-                        TlsConnector::from(Arc::new(tls)).connect(name, stream).await.map_err(lost)?;
+                    let stream = TlsConnector::from(Arc::new(tls))
+                        .connect(name, stream)
+                        .await
+                        .map_err(no_handshake)?;
                     let (connection, driver) = MultiplexedConnection::new_with_config(&info, stream, config)
                         .await
                         .map_err(refused)?;
@@ -214,7 +242,7 @@ impl Connector {
             Some(opened) => {
                 opened.map(|(connection, driver)| Link::new(connection, driver, shown.clone(), env.now()))
             }
-            None => Err(no_answer(host)),
+            None => Err(no_answer(host, is_tls)),
         }
     }
 }
@@ -253,18 +281,9 @@ async fn logging_in(
     Ok(info)
 }
 
-fn no_answer(host: &Host) -> StoreError {
-    Fault::unavailable(format!("no response from Redis at {host} within {CONNECT_LIMIT:.1?}")).not_applied()
-}
-
-/// Returns the help for an untrusted certificate. A retry would not help.
-fn of_tls(error: &std::io::Error) -> Option<&'static str> {
-    match error.get_ref()?.downcast_ref::<rustls::Error>()? {
-        rustls::Error::InvalidCertificate(_) => Some(
-            "name the authority that signed the server's certificate with ca=FILE, and the server by a name in its certificate",
-        ),
-        _ => None,
-    }
+fn no_answer(host: &Host, is_tls: bool) -> StoreError {
+    let fault = Fault::unavailable(format!("no response from Redis at {host} within {CONNECT_LIMIT:.1?}"));
+    fault.with_help(if is_tls { PLAIN } else { ENCRYPTED }).not_applied()
 }
 
 /// Reads files on a thread for blocking work.
@@ -281,4 +300,39 @@ async fn blocking<T: Send + 'static>(
         }
         .not_applied()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::lease::StoreOptions;
+    use crate::url::StoreUrl;
+
+    #[tokio::test]
+    async fn a_wrong_scheme_is_named_with_the_right_one() {
+        for (scheme, reply, help) in [
+            ("redis", &b"\x15\x03\x03\x00\x02\x02\x46"[..], "write rediss://"), // a TLS alert
+            ("redis", b"", "write rediss://"),
+            ("rediss", b"-ERR unknown command\r\n", "write redis://"),
+            ("rediss", b"", "write redis://"),
+        ] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let port = listener.local_addr().unwrap().port();
+            tokio::spawn(async move {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                stream.read_buf(&mut Vec::with_capacity(1_024)).await.unwrap();
+                stream.write_all(reply).await.unwrap();
+            });
+            let url = StoreUrl::parse(&format!("{scheme}://127.0.0.1:{port}")).unwrap();
+            let location = Location::from_url(url, &mut StoreOptions::default()).unwrap();
+            let env = Env::system();
+            let connector = Connector::to(location).unwrap();
+            let error = connector.connect(&env, &Calls::new(env.clone())).await.map(drop).unwrap_err();
+            let told = error.fault().help.clone().unwrap_or_default();
+            assert!(error.is_transient() && told.contains(help), "{scheme} {reply:?}: {error:?}");
+        }
+    }
 }

@@ -40,10 +40,11 @@ pub(super) fn of_request(error: &RedisError) -> StoreError {
     }
 }
 
-/// Returns whether another server may accept the request, because this one is no longer the primary or cannot write.
+/// Returns whether another connection may accept the request, because this server is no longer the primary or cannot
+/// write, or because this connection is no longer logged in.
 pub(super) fn is_of_this_server(error: &RedisError) -> bool {
     error.code().is_none_or(|code| {
-        ["LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "READONLY"].contains(&code)
+        ["LOADING", "MASTERDOWN", "MISCONF", "NOAUTH", "NOREPLICAS", "READONLY"].contains(&code)
             || error.detail().is_some_and(|detail| detail.contains("READONLY"))
     })
 }

@@ -10,15 +10,21 @@ use aws_sdk_s3::config::{Builder, RequestChecksumCalculation, ResponseChecksumVa
 use super::config::{Location, SERVICE, Target};
 use crate::env::Env;
 use crate::error::Error;
+use crate::stores::aws::requests::Requests;
 
 impl Location {
     /// Reads the machine's AWS configuration and creates a client. Sends no request, except to the machine's metadata
     /// service if it must be asked for the region.
-    pub(super) async fn connect(&self, env: &Env) -> Result<(Client, Target), Error> {
-        let found = self.access.find(SERVICE, env).await?;
+    pub(super) async fn connect(
+        &self,
+        env: &Env,
+        limit: Duration,
+    ) -> Result<(Client, Requests, Target), Error> {
+        let found = self.access.find(SERVICE, env, limit).await?;
         let client = Client::from_conf(self.client_config(&found.sdk, found.endpoint.as_deref()).build());
         let bucket = self.bucket.clone();
-        Ok((client, Target { bucket, region: found.region, endpoint: found.endpoint, address: None }))
+        let target = Target { bucket, region: found.region, endpoint: found.endpoint, address: None };
+        Ok((client, found.requests, target))
     }
 
     pub(super) fn has_path_style(&self, endpoint: Option<&str>) -> bool {

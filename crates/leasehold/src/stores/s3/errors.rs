@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::config::Target;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::stores::aws::sign_in::{SIGN_IN, credentials_help};
+use crate::stores::aws::sign_in::{SIGN_IN, credentials_help, credentials_refused};
 use crate::stores::over_http::answer::{Answer, Asked, FailedRequest, Failure};
 use crate::stores::over_http::{Meaning, Operation};
 
@@ -31,7 +31,7 @@ pub(super) fn meaning(operation: Operation, key: &str, target: &Target, failure:
         (Operation::Head, 404, _) => Meaning::Absent,
         (Operation::Replace | Operation::Delete, 404, Some("NoSuchKey")) => Meaning::Conflict,
         (Operation::Create | Operation::Replace | Operation::Delete, 412, _) => Meaning::Conflict,
-        _ => Meaning::Failed(case.answered(&answer)),
+        _ => Meaning::Failed(case.asked().explained(&answer, case.answered(&answer))),
     }
 }
 
@@ -75,9 +75,10 @@ impl Case<'_> {
             }
             (400, "KeyTooLongError" | "XMinioInvalidObjectName") => self.refused(self.bad_key(answer)),
             (_, "RequestTimeTooSkewed") => self.refused(self.skewed(answer)),
-            (401 | 403, _) | (400, "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired") => {
-                self.refused(self.denied(answer))
+            (400..=499, _) if credentials_help(answer).is_some() => {
+                self.refused(credentials_refused(self, answer))
             }
+            (401 | 403, _) => self.refused(self.denied(answer)),
             (_, code) if code.starts_with("KMS.") => self.refused(self.no_key(answer)),
             (400, "InvalidRequest") if self.operation.changes() && wants_checksum(answer) => {
                 self.refused(self.no_checksum(answer))
@@ -162,9 +163,6 @@ impl Case<'_> {
 
     fn denied(&self, answer: &Answer) -> Fault {
         let fault = self.fault(ErrorKind::Denied, answer);
-        if let Some(help) = credentials_help(answer) {
-            return fault.with_help(help);
-        }
         if self.target.is_directory() {
             return fault.with_help(format!("allow s3express:CreateSession on {}", self.target.arn()));
         }

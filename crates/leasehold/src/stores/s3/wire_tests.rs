@@ -11,7 +11,6 @@ mod options;
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use aws_credential_types::provider::SharedCredentialsProvider;
 use aws_credential_types::provider::error::CredentialsError;
 use bytes::Bytes;
 use futures_util::TryStreamExt;
@@ -21,7 +20,8 @@ use super::*;
 use crate::register::probe::probe_deletes;
 use crate::register::{MAX_VALUE_BYTES, Metadata, probe};
 use crate::stores::aws::config::careful;
-use crate::stores::aws::wire::{machine, test_credentials};
+use crate::stores::aws::credentials::StoreCredentials;
+use crate::stores::aws::wire::{from_provider, in_file, machine, test_credentials, write_token};
 use crate::stores::over_http::scripted::{Reply, Seen, Server, answer};
 
 const DATE: &str = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
@@ -33,15 +33,16 @@ impl Server {
     }
 }
 
-fn register(endpoint: &str, credentials: SharedCredentialsProvider) -> S3Register {
+fn register(endpoint: &str, credentials: StoreCredentials) -> S3Register {
     let url = StoreUrl::parse("s3://bucket/pre/fix").unwrap();
     let location = Location::from_url(url, &mut StoreOptions::default()).unwrap();
     let env = Env::system();
-    let sdk = careful(&machine(credentials), &env);
+    let sdk = careful(&machine(), &credentials);
     let client = Client::from_conf(location.client_config(&sdk, Some(endpoint)).build());
     let endpoint = Some(endpoint.to_owned());
     let target = Target { bucket: "bucket".into(), region: "eu-west-1".into(), endpoint, address: None };
-    S3Register::new(client, target, &location, Contents::Records, env)
+    let requests = Requests::new(env, credentials, None);
+    S3Register::new(client, requests, target, &location, Contents::Records)
 }
 
 fn refused(status: &str, headers: &str, code: &str) -> String {
@@ -375,7 +376,7 @@ async fn without_credentials_nothing_is_sent() {
         }
     }
     let server = Server::always("").await;
-    let register = register(&server.url, SharedCredentialsProvider::new(NoCredentials));
+    let register = register(&server.url, from_provider(NoCredentials));
     let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)), "{error:?}");
     assert_eq!(error.fault().kind, ErrorKind::Denied, "{error:?}");
@@ -425,4 +426,58 @@ async fn an_object_may_be_larger_than_a_record_but_not_than_256_mib() {
         error.fault().kind == ErrorKind::Unsupported && error.to_string().contains("268435456"),
         "{error:?}"
     );
+}
+
+/// Each refusal of credentials, and the status with which S3 or a compatible store sends it.
+const REFUSALS: [(&str, &str); 6] = [
+    ("400 Bad Request", "ExpiredToken"),
+    ("400 Bad Request", "TokenRefreshRequired"),
+    ("400 Bad Request", "InvalidToken"),
+    ("403 Forbidden", "InvalidAccessKeyId"),
+    ("403 Forbidden", "SignatureDoesNotMatch"),
+    ("403 Forbidden", "InvalidTokenId"),
+];
+
+#[tokio::test]
+async fn credentials_that_are_replaced_in_their_file_are_read() {
+    for (status, code) in REFUSALS {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("credentials");
+        write_token(&file, "one");
+        let valid = Arc::new(Mutex::new("one"));
+        let accepted = valid.clone();
+        let server = Server::start(move |seen| {
+            let valid = seen.has(&format!("x-amz-security-token: {}", accepted.lock().unwrap()));
+            Reply::Answer(if valid {
+                answer("200 OK", "ETag: \"a\"\r\n", "")
+            } else {
+                refused(status, "", code)
+            })
+        })
+        .await;
+        let register = register(&server.url, in_file(&file));
+        let write = || register.write("x.lock", Precondition::Absent, value().into());
+        write().await.unwrap();
+        *valid.lock().unwrap() = "two";
+        // The new token comes late.
+        for _ in 0..3 {
+            let error = write().await.unwrap_err();
+            assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{code}: {error:?}");
+            assert!(error.to_string().contains(code) && error.fault().help.is_some(), "{error:?}");
+        }
+        write_token(&file, "two");
+        write().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn credentials_that_were_never_accepted_are_denied() {
+    for (status, code) in REFUSALS {
+        let server = Server::always(refused(status, "", code)).await;
+        let register = server.register();
+        for _ in 0..2 {
+            let error = register.read("x.lock").await.unwrap_err();
+            assert_eq!(error.fault().kind, ErrorKind::Denied, "{code}: {error:?}");
+        }
+    }
 }

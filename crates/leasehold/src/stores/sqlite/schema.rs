@@ -40,7 +40,7 @@ CREATE TABLE counter (
 INSERT INTO counter VALUES (1, 0, 0, '');
 ";
 
-/// Selects whether the file has the line of waiters. Files of the first releases, which have the same `user_version`, do not.
+/// Selects whether the file has the line of waiters. A file with this `user_version` may lack it.
 const HAS_QUEUE: &str = "SELECT count(*) FROM sqlite_schema WHERE name = 'waiter'";
 
 /// Makes sure that the file has leasehold's tables. Writes nothing if it does.

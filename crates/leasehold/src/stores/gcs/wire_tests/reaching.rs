@@ -110,7 +110,7 @@ async fn a_private_authority_is_trusted_only_with_its_ca_file() {
         register.content_of("x", None).await
     };
     let error = read(&url).await.unwrap_err();
-    assert!(error.fault().help.as_ref().unwrap().contains("?ca="), "{error:?}");
+    assert!(error.fault().help.as_ref().unwrap().contains("ca=FILE"), "{error:?}");
     assert!(server.requests().is_empty());
     let authority = folder.path().join("ca.pem");
     read(&format!("{url}&ca={}", authority.display())).await.unwrap().unwrap();

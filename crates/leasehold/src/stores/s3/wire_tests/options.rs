@@ -11,7 +11,8 @@ const OPTIONS: &str = "sse=aws:kms&kms_key=alias/locks&expected_bucket_owner=111
 fn opened(url: &str, endpoint: Option<&str>, amazons: bool) -> S3Register {
     let location = Location::from_url(StoreUrl::parse(url).unwrap(), &mut StoreOptions::default()).unwrap();
     let env = Env::system();
-    let sdk = location.access.applied(&careful(&machine(test_credentials()), &env)).unwrap();
+    let credentials = test_credentials();
+    let (sdk, network) = location.access.applied(&careful(&machine(), &credentials), None).unwrap();
     let mut config = location.client_config(&sdk, endpoint.filter(|_| !amazons));
     if let Some(endpoint) = endpoint.filter(|_| amazons) {
         config = config.endpoint_url(endpoint).force_path_style(true);
@@ -19,7 +20,8 @@ fn opened(url: &str, endpoint: Option<&str>, amazons: bool) -> S3Register {
     let endpoint = endpoint.filter(|_| !amazons).map(str::to_owned);
     let target =
         Target { bucket: location.bucket.clone(), region: "eu-west-1".into(), endpoint, address: None };
-    S3Register::new(Client::from_conf(config.build()), target, &location, Contents::Records, env)
+    let requests = Requests::new(env, credentials, network);
+    S3Register::new(Client::from_conf(config.build()), requests, target, &location, Contents::Records)
 }
 
 async fn good() -> Server {
@@ -239,7 +241,7 @@ async fn a_private_authority_is_trusted_only_with_its_ca_file() {
     let write = async |register: S3Register| {
         let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
         assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
-        assert!(error.fault().help.as_ref().unwrap().contains("?ca="), "{error:?}");
+        assert!(error.fault().help.as_ref().unwrap().contains("ca=FILE"), "{error:?}");
         error.to_string()
     };
     let said = write(trusting(&wrong, &server.url)).await;
