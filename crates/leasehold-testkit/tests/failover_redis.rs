@@ -41,11 +41,8 @@ async fn a_primary_that_is_cut_off_renews_no_lease_past_the_grace() {
     assert!(matches!(outcome, AcquireOutcome::Held(_)), "the grace begins: {outcome:?}");
     let began = old.env().now();
     let lost = within("the end of the renewals", async {
-        loop {
-            match old.renew(&mut grant).await {
-                Ok(Renewal::Renewed) => SystemClock.sleep(Duration::from_millis(20)).await,
-                _ => break,
-            }
+        while let Ok(Renewal::Renewed) = old.renew(&mut grant).await {
+            SystemClock.sleep(Duration::from_millis(20)).await;
         }
         // The holder stops at its deadline.
         SystemClock.sleep(grant.deadline.remaining(old.env().now())).await;

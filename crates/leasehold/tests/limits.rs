@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use crate::common::{Client, TTL, World};
 use leasehold::clock::Clock;
-use leasehold::lease::Id;
-use leasehold::random::Random;
+use leasehold::lease::Secret;
 use leasehold::{ErrorKind, Locker};
 use leasehold_testkit::fault::{Kind, Outcome};
 
@@ -63,7 +62,7 @@ async fn an_attempt_that_is_under_way_is_finished() {
     locker.lock("a").acquire_within(limit).await.unwrap().release().await.unwrap();
     locker.lock("b").semaphore(3).acquire_within(limit).await.unwrap().release().await.unwrap();
     locker.lock("c").rw_lock().exclusive_within(limit).await.unwrap().release().await.unwrap();
-    locker.lock("d").acquire_ticket(Id::random(&Random::seeded(1)), limit).await.unwrap();
+    locker.lock("d").acquire_ticket(Secret::new(&client.env), limit).await.unwrap();
     // Tasks behind the one whose attempt is under way do not wait for it.
     let first = tokio::spawn({
         let lock = locker.lock("e");
@@ -97,7 +96,7 @@ async fn a_silent_store_ends_a_wait_at_its_limit_or_after_two_seconds() {
     client.network.stall();
     let locker = locker(&client);
     for (limit, least) in [(SECOND / 10, 2 * SECOND), (3 * SECOND, 3 * SECOND)] {
-        let (lock, id) = (locker.lock(format!("{limit:?}")), Id::random(&Random::seeded(1)));
+        let lock = locker.lock(format!("{limit:?}"));
         let permits = lock.clone().semaphore(2);
         let began = client.clock.now();
         let (plain, permit) = tokio::join!(lock.acquire_within(limit), permits.acquire_within(limit));
@@ -107,7 +106,7 @@ async fn a_silent_store_ends_a_wait_at_its_limit_or_after_two_seconds() {
         let took = client.clock.now().longest_since(began);
         assert!((least..least + SECOND / 10).contains(&took), "{took:?}");
         let other = locker.lock(format!("ticket-{limit:?}"));
-        let error = other.acquire_ticket(id, limit).await.unwrap_err();
+        let error = other.acquire_ticket(Secret::new(&client.env), limit).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     }
 }

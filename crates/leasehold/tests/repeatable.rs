@@ -65,14 +65,14 @@ async fn a_repetition_with_a_longer_ttl_prolongs_the_hold() {
     for waits in [false, true] {
         let seed = 1 + 2 * u64::from(waits);
         let short = locker.lock("x").ttl(6 * SECOND);
-        short.acquire_ticket(id(seed), Duration::ZERO).await.unwrap();
+        short.acquire_ticket(secret(seed), Duration::ZERO).await.unwrap();
         // The next client waits at the same server.
         let next = waits.then(|| {
             let short = short.clone();
-            tokio::spawn(async move { short.acquire_ticket(id(seed + 1), 600 * SECOND).await })
+            tokio::spawn(async move { short.acquire_ticket(secret(seed + 1), 600 * SECOND).await })
         });
         client.env.sleep(3 * SECOND).await;
-        let held = locker.lock("x").ttl(TTL).acquire_ticket(id(seed), Duration::ZERO).await.unwrap();
+        let held = locker.lock("x").ttl(TTL).acquire_ticket(secret(seed), Duration::ZERO).await.unwrap();
         assert!(held.remaining() > 25 * SECOND, "{:?}", held.remaining());
         client.env.sleep(20 * SECOND).await;
         assert!(next.as_ref().is_none_or(|next| !next.is_finished()), "two holders");

@@ -263,8 +263,8 @@ async fn each_flaw_of_leases_fails_its_check() {
 #[tokio::test(start_paused = true)]
 async fn leases_are_examined_with_the_ttl_in_question() {
     for (seconds, is_safe) in [(1, true), (29, true), (30, false), (600, false)] {
-        let mut examination = Examination::default();
-        examination.ttl = Ttl::new(Duration::from_secs(seconds)).unwrap();
+        let ttl = Ttl::new(Duration::from_secs(seconds)).unwrap();
+        let examination = Examination { ttl, ..Examination::default() };
         let report = Locker::new(Arc::new(bad(Wrong::RefusesLongLeases))).examine(&examination).await;
         assert_eq!(report.is_safe(), is_safe, "{seconds}: {:#?}", report.findings);
     }

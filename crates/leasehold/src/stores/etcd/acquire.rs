@@ -31,6 +31,7 @@ struct Contender<'a> {
 }
 
 /// The result of one attempt.
+#[allow(clippy::large_enum_variant, reason = "only one value exists at a time, and only briefly")]
 enum Outcome {
     /// Granted in this revision.
     Granted(i64),
