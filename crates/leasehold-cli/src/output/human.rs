@@ -311,10 +311,10 @@ mod tests {
         assert_eq!(place(&held), "third in line, behind bob\u{fffd}@ci-8 pid 77");
         (held.ahead, held.waiter_ahead) = (Some(0), None);
         assert_eq!(place(&held), "first in line");
-        held.reserved = true;
+        (held.reserved, held.free_for) = (true, held.held_for.take());
         let line = waiting("deploy/prod", &held);
         assert!(line.contains("first in line, free for 3m12s, reserved for <= 18s, token"), "{line}");
-        held.reserved = false;
+        (held.reserved, held.free_for) = (false, None);
         let passed = Duration::from_millis(3_100);
         let unanswered = |left: Option<u64>| unanswered("x", passed, left.map(Duration::from_millis));
         assert_eq!(unanswered(Some(11_900)), "for x: no response from the store for 3s, giving up in 12s");

@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Holder;
 use super::name::is_unprintable;
 
 /// The maximum length of a name and of a reason, in characters.
@@ -41,11 +40,5 @@ impl Eviction {
             text.chars().map(|c| if is_unprintable(c) { ' ' } else { c }).take(MAX_TEXT).collect()
         };
         Self { by: kept(by), reason: kept(reason) }
-    }
-
-    /// Creates an eviction by the user of this process, named `user@host`.
-    pub fn by_this_process(reason: &str) -> Self {
-        let Holder { name, host, .. } = Holder::this_process();
-        Self::new(&format!("{name}@{host}"), reason)
     }
 }

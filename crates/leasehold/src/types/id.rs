@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 use serde::{Deserialize, Serialize};
 
 use super::invalid::InvalidValue;
-use super::secret::Secret;
+use super::secret::{Secret, hexadecimal};
 use crate::clock::Moment;
 use crate::random::Random;
 
@@ -44,10 +44,6 @@ impl Id {
         Self { bits, secret: None }
     }
 
-    pub(super) const fn proved_by(secret: Secret, bits: u128) -> Self {
-        Self { bits, secret: Some(secret) }
-    }
-
     /// Returns the secret of which this id is the digest, if this process knows it.
     pub(crate) const fn secret(self) -> Option<Secret> {
         self.secret
@@ -63,10 +59,12 @@ impl Id {
     }
 }
 
-/// Returns the number that `text` has as 32 lower-case hexadecimal digits.
-pub(super) fn hexadecimal(text: &str) -> Option<u128> {
-    let digits = text.len() == 32 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
-    u128::from_str_radix(text, 16).ok().filter(|_| digits)
+impl Secret {
+    /// Returns the id of the claim that this secret proves: the first half of a SHA-256 digest.
+    pub fn id(self) -> Id {
+        let bits = self.digest().take(16).fold(0, |bits, byte| (bits << 8) | u128::from(byte));
+        Id { bits, secret: Some(self) }
+    }
 }
 
 impl PartialEq for Id {

@@ -5,7 +5,6 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::id::{Id, hexadecimal};
 use super::invalid::InvalidValue;
 use crate::env::Env;
 
@@ -37,12 +36,16 @@ impl Secret {
         Self(env.random.bits() ^ env.now().bits())
     }
 
-    /// Returns the id of the claim that this secret proves: the first half of a SHA-256 digest.
-    pub fn id(self) -> Id {
-        let digest = Sha256::new().chain_update(PURPOSE).chain_update(self.0.to_be_bytes()).finalize();
-        let half = digest.iter().take(16).fold(0, |bits, byte| (bits << 8) | u128::from(*byte));
-        Id::proved_by(self, half)
+    /// Returns the digest of which the id of the claim is the first half.
+    pub(super) fn digest(self) -> impl Iterator<Item = u8> {
+        Sha256::new().chain_update(PURPOSE).chain_update(self.0.to_be_bytes()).finalize().into_iter()
     }
+}
+
+/// Returns the number that `text` has as 32 lower-case hexadecimal digits.
+pub(super) fn hexadecimal(text: &str) -> Option<u128> {
+    let digits = text.len() == 32 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+    u128::from_str_radix(text, 16).ok().filter(|_| digits)
 }
 
 impl fmt::Debug for Secret {
@@ -77,6 +80,7 @@ impl From<Secret> for String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Id;
     use super::*;
 
     /// The ids in stores must stay those of the tickets that exist.

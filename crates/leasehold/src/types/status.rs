@@ -54,6 +54,14 @@ impl Holder {
     }
 }
 
+impl Eviction {
+    /// Creates an eviction by the user of this process, named `user@host`.
+    pub fn by_this_process(reason: &str) -> Self {
+        let Holder { name, host, .. } = Holder::this_process();
+        Self::new(&format!("{name}@{host}"), reason)
+    }
+}
+
 /// Returns `$LOGNAME` or `$USER`. If neither is set, as in a container, returns the system's name for the user.
 fn user_name() -> String {
     if let Some(name) =

@@ -16,7 +16,7 @@ use aws_credential_types::provider::error::CredentialsError;
 use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider, future};
 use futures_util::future::BoxFuture;
 
-use super::requests::{causes, chain};
+use super::causes::{causes, chain};
 use crate::clock;
 use crate::env::Env;
 use crate::stores::over_http::credential_cache::{LOAD_LIMIT, Load, Loaded, Loads, spawned};

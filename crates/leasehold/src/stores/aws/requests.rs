@@ -13,6 +13,7 @@ use aws_smithy_runtime_api::client::result::SdkError;
 use aws_smithy_runtime_api::http::Response;
 use aws_smithy_types::error::metadata::ProvideErrorMetadata;
 
+use super::causes::{causes, chain};
 use super::credentials::StoreCredentials;
 use super::http::{Authorities, Network};
 use super::sign_in::credentials_help;
@@ -212,16 +213,4 @@ fn about_credentials(error: &(dyn StdError + 'static)) -> Option<String> {
     let below =
         causes(blamed).find(|cause| !cause.is::<CredentialsError>() && !cause.is::<Arc<CredentialsError>>());
     Some(chain(below.unwrap_or(blamed)))
-}
-
-/// Formats an error and its causes on one line. The SDK's error texts are vague without their causes.
-pub(in crate::stores) fn chain(error: &(dyn StdError + 'static)) -> String {
-    let texts: Vec<String> = causes(error).map(|cause| cause.to_string().replace('\n', " ")).collect();
-    texts.join(": ").chars().take(400).collect()
-}
-
-pub(super) fn causes<'a>(
-    error: &'a (dyn StdError + 'static),
-) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
-    std::iter::successors(Some(error), |&error| error.source())
 }

@@ -157,12 +157,10 @@ mod tests {
 
     fn claim() -> Claim {
         let env = Env::seeded(Arc::new(SystemClock), 1);
-        Claim::new(
-            &env,
-            LockName::new("a").unwrap(),
-            Ttl::DEFAULT,
-            Holder { name: "me".into(), ..Holder::default() },
-        )
+        let holder = Holder { name: "me".into(), ..Holder::default() };
+        let claim = Claim::new(&env, LockName::new("a").unwrap(), Ttl::DEFAULT, holder);
+        // The id of a new claim depends on the time.
+        Claim { id: Id::random(&env.random), ..claim }
     }
 
     fn keys() -> Keys {

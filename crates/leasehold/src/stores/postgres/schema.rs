@@ -9,25 +9,13 @@ use super::connect::Link;
 use super::errors::{self, Effect};
 use super::leases::{PostgresLeases, cell};
 use super::server;
+use super::sql::OWN_COLUMNS;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::retry::RetryBudget;
 
 /// The columns that ShedLock also uses, and their types in the schema `pg_catalog`.
 const SHARED_COLUMNS: &[(&str, &str)] =
     &[("name", "text"), ("lock_until", "timestamp"), ("locked_at", "timestamp"), ("locked_by", "text")];
-
-/// The columns that only leasehold uses.
-pub(super) const OWN_COLUMNS: &[(&str, &str)] = &[
-    ("lease_until", "timestamp"),
-    ("token", "int8"),
-    ("prev_token", "int8"),
-    ("lease_us", "int8"),
-    ("ttl_ms", "int8"),
-    ("state", "text"),
-    ("holder", "jsonb"),
-    ("past", "jsonb"),
-    ("waiters", "jsonb"),
-];
 
 /// Returns the statement that creates the table. The fill factor leaves room in the pages, so that a renewal updates no
 /// index.

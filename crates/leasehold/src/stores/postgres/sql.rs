@@ -29,6 +29,19 @@ pub(super) const CONTAINS: &str = "OPERATOR(pg_catalog.@>)";
 /// Whether a JSON value matches a path.
 pub(super) const MATCHES: &str = "OPERATOR(pg_catalog.@?)";
 
+/// The columns that only leasehold uses.
+pub(super) const OWN_COLUMNS: &[(&str, &str)] = &[
+    ("lease_until", "timestamp"),
+    ("token", "int8"),
+    ("prev_token", "int8"),
+    ("lease_us", "int8"),
+    ("ttl_ms", "int8"),
+    ("state", "text"),
+    ("holder", "jsonb"),
+    ("past", "jsonb"),
+    ("waiters", "jsonb"),
+];
+
 /// The server's clock in the format of ShedLock's columns: UTC without a time zone.
 pub(super) const NOW: &str = "pg_catalog.timezone('utc', pg_catalog.clock_timestamp())";
 

@@ -9,8 +9,8 @@ use aws_sdk_s3::primitives::ByteStream;
 use bytes::{Bytes, BytesMut};
 use md5::{Digest, Md5};
 
+use super::super::aws::causes::chain;
 use super::super::aws::config::REQUEST_LIMIT;
-use super::super::aws::requests::chain;
 use super::super::over_http::{Contents, request_limit};
 use crate::clock;
 use crate::env::Env;
