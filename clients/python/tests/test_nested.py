@@ -12,16 +12,15 @@ import pytest
 from conftest import LIMIT
 from leasehold_locks import DeadlockError, Locker, LockHeld, aio
 
+BLOCKS: list[Callable[[Locker], AbstractContextManager[object]]] = [
+    lambda locker: locker.lock("x").hold(),
+    lambda locker: locker.lock("x"),
+    lambda locker: locker.lock("x").guard(),
+    lambda locker: locker.election("x").hold(),
+]
 
-@pytest.mark.parametrize(
-    "block",
-    [
-        lambda locker: locker.lock("x").hold(),
-        lambda locker: locker.lock("x"),
-        lambda locker: locker.lock("x").guard(),
-        lambda locker: locker.election("x").hold(),
-    ],
-)
+
+@pytest.mark.parametrize("block", BLOCKS)
 def test_a_thread_that_waits_for_itself_is_refused(
     locker: Locker, block: Callable[[Locker], AbstractContextManager[object]]
 ) -> None:
@@ -73,9 +72,7 @@ def test_another_thread_waits_as_usual(locker: Locker) -> None:
     assert done.is_set()
 
 
-def test_a_guard_that_another_thread_may_release_is_a_warning(
-    locker: Locker, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_guard_that_another_thread_may_release_is_a_warning(locker: Locker, caplog: pytest.LogCaptureFixture) -> None:
     guard = locker.lock("x").guard()
     timer = threading.Timer(0.1, guard.release)
     timer.start()

@@ -22,7 +22,7 @@ export function inBlock<T>(claim: Claim, guard: Guard, work: () => T): T {
 /** Throws {@link DeadlockError} if the caller runs under this lock, and so would wait for itself. */
 export function forbidNested(wanted: Claim): void {
   const held = (blocks.getStore() ?? []).filter(({ claim, guard }) => guard.held && excludes(claim, wanted));
-  if (held.length < Number(wanted.mode["permits"] ?? 1)) return;
+  if (held.length === 0 || held.length < Number(wanted.mode["permits"] ?? 1)) return;
   throw new DeadlockError(`this work holds ${JSON.stringify(wanted.name)} and would wait for itself`, [
     "a lock is not reentrant: pass the guard to the inner function instead",
   ]);

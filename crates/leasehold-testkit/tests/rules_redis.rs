@@ -113,11 +113,12 @@ async fn a_lapsed_claim_is_not_granted_after_another_client() {
     let old_claim = claim(&*store);
     granted_to(&*store, &old_claim).await;
     move_end(fresh.url(), -3_600_000_000).await;
-    for (command, what) in [(["SET", "LOCK", "theirs"].as_slice(), "held"), (&["DEL", "LOCK"], "freed")] {
-        redis(fresh.url(), command).await;
-        let outcome = store.try_acquire(&old_claim).await.unwrap();
-        assert!(matches!(outcome, AcquireOutcome::Lost(_)), "{what} by another client: {outcome:?}");
-    }
+    redis(fresh.url(), &["SET", "LOCK", "theirs"]).await;
+    let outcome = store.try_acquire(&old_claim).await.unwrap();
+    assert!(matches!(outcome, AcquireOutcome::Held(_)), "held by another client: {outcome:?}");
+    redis(fresh.url(), &["DEL", "LOCK"]).await;
+    let outcome = store.try_acquire(&old_claim).await.unwrap();
+    assert!(matches!(outcome, AcquireOutcome::Lost(_)), "freed by another client: {outcome:?}");
     granted(&*store).await;
     let outcome = store.try_acquire(&old_claim).await.unwrap();
     assert!(matches!(outcome, AcquireOutcome::Lost(_)), "by its id in the history: {outcome:?}");
@@ -591,7 +592,9 @@ async fn a_primary_that_is_cut_off_renews_only_within_the_lag_that_counts() {
     assert!(refused.to_string().contains("NOREPLICAS"), "{refused}");
     let mut other = claim_of(&*store, "other", Duration::from_secs(5));
     other.store_timeout = Duration::from_secs(1);
-    assert!(store.try_acquire(&other).await.unwrap_err().to_string().contains("NOREPLICAS"));
+    let refused = store.try_acquire(&other).await.unwrap_err().to_string();
+    // The second text if the client has connected again.
+    assert!(refused.contains("NOREPLICAS") || refused.contains("could outlast a failover"), "{refused}");
 }
 
 /// The server reports how long it has been running in whole seconds, which can be almost a second too long.

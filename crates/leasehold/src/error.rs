@@ -351,12 +351,11 @@ impl Fault {
 
     /// Creates the fault of a store that has no room for another client. The store did respond, so a waiter keeps trying
     /// as long as after an earlier response.
-    #[cfg(any(feature = "postgres", feature = "redis"))]
+    #[allow(dead_code, reason = "used by stores that are cargo features")]
     pub(crate) fn full(message: impl Into<String>) -> Self {
         Self { full: true, ..Self::unavailable(message) }
     }
 
-    #[cfg(any(feature = "postgres", feature = "redis"))]
     pub(crate) fn is_full(&self) -> bool {
         self.full
     }

@@ -177,6 +177,8 @@ impl Lock {
     ///
     /// # Errors
     /// Returns [`ErrorKind::Invalid`] if the name or a setting is invalid, or any error from the store.
+    ///
+    /// [`ErrorKind::Invalid`]: crate::ErrorKind::Invalid
     pub async fn acquire(&self) -> Result<Guard> {
         let claim = self.claim()?;
         let queue = self.queue(&claim.name);
@@ -187,6 +189,8 @@ impl Lock {
 
     /// Acquires the lock like [`acquire`](Self::acquire), but fails with [`ErrorKind::Held`] as soon as the lock is
     /// known to be in a cooldown.
+    ///
+    /// [`ErrorKind::Held`]: crate::ErrorKind::Held
     pub(crate) async fn acquire_unless_in_cooldown(&self) -> Result<Guard> {
         let claim = self.claim()?;
         let queue = self.queue(&claim.name);
@@ -203,6 +207,8 @@ impl Lock {
     /// # Errors
     /// Returns [`ErrorKind::Held`], with the [holder](Error::holder), if the lock is held. Otherwise, returns the same
     /// errors as [`acquire`](Self::acquire).
+    ///
+    /// [`ErrorKind::Held`]: crate::ErrorKind::Held
     pub async fn try_acquire(&self) -> Result<Guard> {
         let claim = self.claim()?;
         let queue = self.queue(&claim.name);
@@ -232,6 +238,9 @@ impl Lock {
     /// Returns [`ErrorKind::Held`], with the [holder](Error::holder), if the lock was not acquired within `limit`.
     /// Returns [`ErrorKind::Unavailable`] if the store fails when `limit` is over, or has not responded within `limit`
     /// and two seconds. Otherwise, returns the same errors as [`acquire`](Self::acquire).
+    ///
+    /// [`ErrorKind::Held`]: crate::ErrorKind::Held
+    /// [`ErrorKind::Unavailable`]: crate::ErrorKind::Unavailable
     pub async fn acquire_within(&self, limit: Duration) -> Result<Guard> {
         self.limited(limit).acquire().await
     }
@@ -253,6 +262,8 @@ impl Lock {
     /// # Ok::<_, leasehold::Error>(())
     /// # }).unwrap();
     /// ```
+    ///
+    /// [`ErrorKind::Lost`]: crate::ErrorKind::Lost
     pub async fn with<T>(&self, body: impl AsyncFnOnce(&Guard) -> T) -> Result<T> {
         let guard = self.acquire().await?;
         let output = tokio::select! {

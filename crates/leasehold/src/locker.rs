@@ -143,8 +143,8 @@ impl Locker {
         Ok(self.store().evict(name, token, None).instrument(span).await?)
     }
 
-    /// Does the same as [`evict`](Self::evict). On SQLite, S3, GCS, Azure, DynamoDB, Kubernetes and PostgreSQL, the lock's
-    /// [history](Status::history) also records who decided it and why.
+    /// Does the same as [`evict`](Self::evict). On stores with a [history](Status::history), which are all but etcd and
+    /// Azure's own leases, the history also records who decided it and why.
     ///
     /// Not cancel safe, like [`evict`](Self::evict).
     ///

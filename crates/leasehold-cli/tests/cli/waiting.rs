@@ -162,7 +162,7 @@ fn opening_a_silent_store_is_shown_and_limited() {
     let late = sandbox.run(&format!("-s {url} run x -v --store-timeout 3s -- true")).expect(125);
     assert!(late.stderr.contains("     Waiting for x: no response from the store for "), "{late:?}");
     assert!(!late.stderr.contains("giving up"), "the store may give up earlier: {late:?}");
-    let error = format!("error: lock `x`: the store {url} did not respond within 3s\n");
+    let error = format!("error: the store {url} cannot be opened: no response within 3.0s\n");
     assert!(late.stderr.ends_with(&error), "{late:?}");
     for words in ["acquire x --wait 1s", "wait x --wait 1s"] {
         let late = sandbox.run(&format!("-s {url} {words}")).expect(125);

@@ -15,7 +15,7 @@ use crate::problem::Problem;
 #[utoipa::path(get, path = "/v1/fence/{name}",
     params(("name" = String, Path), ("Leasehold-Token" = String, Header, description = "The token that a client sent")),
     responses((status = 204), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 412, description = "The token is not that of the current grant", body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
+        (status = 412, description = "The token is not that of the current grant", body = Problem, content_type = "application/problem+json"), (status = 429, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn fence(
     State(app): Shared,
     arrival: Arrival,

@@ -39,7 +39,7 @@ const MAX_COOLDOWN: Duration = Duration::from_secs(366 * 24 * 60 * 60);
     (status = 200, description = "`Renewed` for one ticket, `RenewedAll` for several", body = RenewAnswer),
     (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
     (status = 410, description = "The lock was lost", body = Problem, content_type = "application/problem+json"),
-    (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
+    (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 429, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn renew(
     State(app): Shared,
     arrival: Arrival,
@@ -97,7 +97,7 @@ async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<(Renewed, f
 #[utoipa::path(post, path = "/v1/holds/release", request_body = ReleaseRequest, responses(
     (status = 200, body = ReleasedAnswer), (status = 501, description = "The store has no cooldowns", body = Problem, content_type = "application/problem+json"), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
     (status = 410, description = "The lock had already been lost", body = Problem, content_type = "application/problem+json"),
-    (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
+    (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 429, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn release(
     State(app): Shared,
     arrival: Arrival,
@@ -142,7 +142,7 @@ pub(crate) async fn release_one(
 /// lapses.
 #[utoipa::path(post, path = "/v1/holds/withdraw", request_body = WithdrawRequest, responses(
     (status = 200, body = WithdrawnAnswer), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
-    (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
+    (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 429, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn withdraw(
     State(app): Shared,
     arrival: Arrival,

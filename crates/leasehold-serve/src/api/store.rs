@@ -37,7 +37,7 @@ pub(crate) struct RuleView {
 
 /// Reports what the store can do, and what the caller may do. Sends no request to the store.
 #[utoipa::path(get, path = "/v1/store", responses(
-    (status = 200, body = StoreView), (status = 401, body = Problem, content_type = "application/problem+json")))]
+    (status = 200, body = StoreView), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 429, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn store(State(app): Shared, arrival: Arrival) -> Json<StoreView> {
     let capabilities = app.locker.capabilities();
     let rule =

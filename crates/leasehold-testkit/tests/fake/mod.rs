@@ -198,7 +198,7 @@ impl Store {
             Some(Flaw::TokenStaysAfterRelease) => last_end == Some(End::Released) && row.live.is_none(),
             Some(Flaw::TokenStaysAfterLapse) => row.live.is_some(),
             Some(Flaw::TokenStaysAfterEviction) => last_end == Some(End::Evicted),
-            _ => false,
+            _ => row.live.as_ref().is_some_and(|live| live.id == claim.id),
         };
         let mut ttl = claim.ttl;
         match row.live.take() {

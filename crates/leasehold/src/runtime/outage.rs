@@ -166,7 +166,6 @@ mod tests {
         (Arc::new(OpenStore::new(Arc::new(RegisterLeases::new(register, options)), None, None)), env)
     }
 
-    #[cfg(any(feature = "postgres", feature = "redis"))]
     #[tokio::test(start_paused = true)]
     async fn a_store_without_room_for_a_client_is_asked_for_5_minutes() {
         let (opened, env) = opened();
