@@ -166,7 +166,10 @@ fn opening_a_silent_store_is_shown_and_limited() {
     assert!(late.stderr.ends_with(&error), "{late:?}");
     for words in ["acquire x --wait 1s", "wait x --wait 1s"] {
         let late = sandbox.run(&format!("-s {url} {words}")).expect(125);
-        assert!(late.stderr.contains(&format!("the store {url} did not respond within 5s")), "{late:?}");
+        assert!(
+            late.stderr.contains(&format!("the store {url} cannot be opened: no response within 5.0s")),
+            "{late:?}"
+        );
     }
     let mut command = sandbox.leasehold(["-s", &url, "wait", "x", "-v", "--json"]);
     let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
