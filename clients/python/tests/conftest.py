@@ -9,12 +9,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import pytest
 
 from leasehold_locks import Locker, _shared
 from leasehold_locks._agent import Agent
+
+T = TypeVar("T")
 
 #: The longest time that a test waits for an event, in seconds.
 LIMIT = float(os.environ.get("LEASEHOLD_TEST_LIMIT", "60"))
@@ -50,6 +53,11 @@ def agent() -> Agent:
 
 def agent_pid() -> int:
     return agent()._process.pid
+
+
+def in_another_thread(call: Callable[[], T]) -> T:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
 
 
 @pytest.fixture

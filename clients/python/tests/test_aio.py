@@ -54,7 +54,7 @@ def test_a_lock_is_held_and_released(locker: Locker) -> None:
             guard.check()
             assert guard.token > 0 and await lock.try_acquire() is None
             with pytest.raises(LockHeld):
-                await lock.guard(timeout=0.05)
+                await asyncio.create_task(lock.guard(timeout=0.05))
             await guard.confirm()
         assert (await locker.status("x")).state == "free"
         with pytest.raises(RuntimeError):
@@ -308,7 +308,7 @@ def test_a_task_group_and_a_timeout(locker: Locker) -> None:
         assert len(set(await asyncio.gather(*map(work, range(30))))) > 3
         async with locker.lock("x").hold():
             with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(locker.lock("x").guard(), 0.05)
+                await asyncio.wait_for(asyncio.create_task(locker.lock("x").guard()), 0.05)
         await is_free(locker, "x")
 
     asyncio.run(main())
