@@ -356,6 +356,7 @@ impl Fault {
         Self { full: true, ..Self::unavailable(message) }
     }
 
+    #[allow(dead_code, reason = "used by stores that are cargo features")]
     pub(crate) fn is_full(&self) -> bool {
         self.full
     }
