@@ -386,11 +386,7 @@ fn not_built_in(url: &StoreUrl) -> Error {
                 "build it with the feature `{feature}`; for the command, in a checkout of leasehold: cargo install \
                  --path crates/leasehold-cli --locked --features {feature}"
             )),
-        None => {
-            let schemes: Vec<_> = STORES.iter().map(|kind| kind.scheme).collect();
-            Error::invalid(format!("there is no store `{scheme}:`"))
-                .with_help(format!("the stores are: {}", schemes.join(", ")))
-        }
+        None => url.unknown_scheme(),
     }
 }
 
@@ -411,10 +407,39 @@ mod tests {
         assert_eq!(of("s3://b?region=eu-west-1&profile=admin"), "s3://b?region=eu-west-1");
     }
 
+    /// The documentation of each store has the options of the table, with their defaults, and no others.
     #[test]
-    fn every_store_has_its_options_in_the_table() {
+    fn the_documentation_has_the_options_of_the_table() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/stores");
         for kind in STORES {
-            assert!(kind.options().any(|option| option.name == "margin"), "{}", kind.scheme);
+            let page = match kind.scheme {
+                "gs" => "gcs",
+                "azblob" => "azure",
+                "k8s" => "kubernetes",
+                "https" => "http",
+                "mem" => continue,
+                page => page,
+            };
+            let text = std::fs::read_to_string(format!("{folder}/{page}.md")).unwrap();
+            let (_, text) = text.split_once("## URL and options").unwrap();
+            let table = text.lines().skip_while(|line| !line.starts_with("| option |"));
+            let mut documented = Vec::new();
+            for row in table.take_while(|line| line.starts_with('|')) {
+                let cells: Vec<_> = row.split(" | ").collect();
+                let names = cells[0].split('`').skip(1).step_by(2);
+                let is_option = |name: &&str| name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+                for name in names.filter(is_option) {
+                    let option = kind.options().find(|option| option.name == name);
+                    let option = option.unwrap_or_else(|| panic!("{page}.md: there is no option {name}"));
+                    let is_value = option.default.starts_with('`') && option.default.ends_with('`');
+                    let default = if is_value { option.default } else { "" };
+                    assert!(cells[2].contains(default), "{page}.md: the default of {name} is {default}");
+                    documented.push(name);
+                }
+            }
+            for option in kind.options() {
+                assert!(documented.contains(&option.name), "{page}.md lacks `{}`", option.name);
+            }
         }
     }
 

@@ -13,14 +13,14 @@ use std::fmt;
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 
 #[allow(unused_imports, reason = "not every build has a store that reads options")]
-pub(crate) use self::checked::CheckedUrl;
+pub(crate) use self::checked::{CheckedUrl, flaw_of_path};
 use self::option::Identity;
 pub use self::option::UrlOption;
 #[allow(unused_imports, reason = "not every store uses all of it")]
-pub(crate) use self::option::{checked_url, is_exposed, is_host_name, is_this_machine};
+pub(crate) use self::option::{check_secrecy, checked_url, is_host_name, is_this_machine};
 use self::schemes::Location;
-#[allow(unused_imports, reason = "only stores on AWS use it")]
-pub(crate) use self::schemes::{is_account, is_region};
+#[allow(unused_imports, reason = "only some stores use it")]
+pub(crate) use self::schemes::{is_account, is_azure_container, is_dynamodb_table, is_name, is_region};
 use crate::error::Error;
 
 /// Characters with a special meaning in a path. After an authority, an `@` may belong to a password.
@@ -161,12 +161,12 @@ impl StoreUrl {
     pub(crate) fn identity(&self) -> Self {
         let authority = self.authority.as_deref();
         let scheme = schemes::find(&self.scheme);
-        let (authority, path) = match scheme.map_or(Location::Name, |scheme| scheme.location) {
-            Location::File => {
+        let (authority, path) = match scheme.map(|scheme| scheme.location) {
+            Some(Location::File) => {
                 let authority = authority.filter(|host| !host.is_empty()).map(str::to_owned);
                 (authority, without_detours(&self.path))
             }
-            Location::Hosts { port, path } => {
+            Some(Location::Hosts { port, path }) => {
                 let (hosts, port) = (authority.unwrap_or("").to_ascii_lowercase(), format!(":{port}"));
                 let mut hosts: Vec<_> =
                     hosts.split(',').map(|host| host.strip_suffix(&port).unwrap_or(host)).collect();
@@ -175,7 +175,7 @@ impl StoreUrl {
                 let path = if self.path == path { "" } else { &self.path };
                 (Some(hosts.join(",")), without_last_slash(path))
             }
-            Location::Name => (authority.map(str::to_owned), without_last_slash(&self.path)),
+            Some(Location::Name(..)) | None => (authority.map(str::to_owned), without_last_slash(&self.path)),
         };
         let options = self.options.iter().filter_map(|(name, value)| {
             let value = scheme?.option(name)?.identity_of(value)?;

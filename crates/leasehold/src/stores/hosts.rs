@@ -70,8 +70,8 @@ pub(super) struct Servers {
 }
 
 impl Servers {
-    /// Reads the servers from `url`. `form` is an example of such a URL.
-    pub(super) fn of(url: &CheckedUrl, port: u16, form: &str) -> Result<Self, Error> {
+    /// Reads the servers from `url`.
+    pub(super) fn of(url: &CheckedUrl, port: u16) -> Result<Self, Error> {
         let hosts = url.url.authority().unwrap_or("").split(',').map(|text| {
             Host::parse(text, port).ok_or_else(|| {
                 let what = format!("the host and port of a `{}:` server", url.url.scheme());
@@ -79,7 +79,7 @@ impl Servers {
                     "" => "the store URL names no host".to_owned(),
                     _ => format!("{} is not {what}", shown(text)),
                 };
-                Error::invalid(message).with_help(form)
+                Error::invalid(message).with_help(url.form())
             })
         });
         Ok(Self {
@@ -168,7 +168,7 @@ mod tests {
     use crate::url::StoreUrl;
 
     fn servers(url: &str) -> Result<Servers, Error> {
-        Servers::of(&StoreUrl::parse(url)?.checked(&mut StoreOptions::default())?, 7, "like etcd://host")
+        Servers::of(&StoreUrl::parse(url)?.checked(&mut StoreOptions::default())?, 7)
     }
 
     #[test]

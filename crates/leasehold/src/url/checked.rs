@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::StoreUrl;
 use super::option::{UrlOption, duration, switch};
-use super::schemes::{self, Scheme};
+use super::schemes::{self, Location, SCHEMES, Scheme};
 use crate::error::Error;
 use crate::lease::StoreOptions;
 
@@ -31,6 +31,13 @@ impl StoreUrl {
         }
     }
 
+    /// Returns the error for a scheme that is not in the table.
+    pub(crate) fn unknown_scheme(&self) -> Error {
+        let schemes: Vec<_> = SCHEMES.iter().map(|scheme| scheme.name).collect();
+        Error::invalid(format!("there is no store `{}:`", self.scheme()))
+            .with_help(format!("the stores are: {}", schemes.join(", ")))
+    }
+
     /// Checks the URL of an object.
     #[allow(dead_code, reason = "only some stores keep objects")]
     pub(crate) fn checked_object(self) -> Result<CheckedUrl, Error> {
@@ -42,10 +49,7 @@ impl StoreUrl {
 impl CheckedUrl {
     fn new(url: StoreUrl, of_locks: bool) -> Result<Self, Error> {
         url.check_whole()?;
-        let scheme = schemes::find(url.scheme()).ok_or_else(|| {
-            Error::invalid(format!("there is no store `{}:`", url.scheme()))
-                .with_help(format!("the stores are: {}", schemes::names().join(", ")))
-        })?;
+        let scheme = schemes::find(url.scheme()).ok_or_else(|| url.unknown_scheme())?;
         if let Some(help) = scheme.no_login.filter(|_| url.user().is_some() || url.password().is_some()) {
             return Err(Error::invalid(format!(
                 "credentials do not belong in a `{}:` store URL",
@@ -59,14 +63,49 @@ impl CheckedUrl {
                 return Err(flaw);
             }
         }
+        if let Location::Name(what, is_name) = scheme.location {
+            let name = url.authority().unwrap_or("");
+            if !is_name(name) {
+                let message = match name {
+                    "" => format!("the store URL names no {what}"),
+                    _ => format!("{name:?} is not the name of a {what}"),
+                };
+                return Err(Error::invalid(message).with_help(scheme.form));
+            }
+        }
         Ok(Self { url, scheme })
     }
 
+    /// Returns what its URLs are like.
+    pub(crate) fn form(&self) -> &'static str {
+        self.scheme.form
+    }
+
+    /// Returns the name of the bucket or the like.
+    pub(crate) fn name(&self) -> String {
+        self.url.authority().unwrap_or_default().to_owned()
+    }
+
+    /// Returns the default port of hosts.
+    pub(crate) fn port(&self) -> u16 {
+        if let Location::Hosts { port, .. } = self.scheme.location { port } else { 0 }
+    }
+
+    /// Returns `path` without `/` at either end. The path is below the location, at most `max` bytes long, and may be
+    /// empty.
+    pub(crate) fn prefix(&self, path: &str, max: usize) -> Result<String, Error> {
+        let prefix = path.strip_prefix('/').unwrap_or(path);
+        let prefix = prefix.strip_suffix('/').filter(|prefix| !prefix.is_empty()).unwrap_or(prefix);
+        match flaw_of_path(prefix, max) {
+            Some(flaw) if !prefix.is_empty() => {
+                Err(Error::invalid(format!("the prefix {prefix:?} {flaw}")).with_help(self.scheme.form))
+            }
+            _ => Ok(prefix.to_owned()),
+        }
+    }
+
     fn get(&self, name: &str) -> Option<&str> {
-        debug_assert!(
-            self.scheme.option(name).is_some() || name == "store_clock",
-            "`{name}` is not in the table"
-        );
+        debug_assert!(!cfg!(test) || self.scheme.option(name).is_some() || name == "store_clock", "{name}");
         self.url.option(name)
     }
 
@@ -104,6 +143,20 @@ impl CheckedUrl {
     pub(crate) fn word<T: Clone>(&self, name: &str, words: &[(&str, T)]) -> Option<T> {
         let word = self.get(name)?;
         words.iter().find(|(name, _)| *name == word).map(|(_, meaning)| meaning.clone())
+    }
+}
+
+/// Returns what is wrong with the characters or the segments of `path`.
+pub(crate) fn flaw_of_path(path: &str, max: usize) -> Option<String> {
+    if path.len() > max {
+        Some(format!("is longer than {max} bytes"))
+    } else if path.chars().any(crate::types::is_unprintable) {
+        Some("contains a control or invisible character".to_owned())
+    } else if path.split('/').any(|segment| matches!(segment, "" | "." | "..")) {
+        // Clients, proxies and stores disagree on the meaning of such segments.
+        Some("has an empty, `.` or `..` segment".to_owned())
+    } else {
+        None
     }
 }
 
@@ -173,7 +226,7 @@ mod tests {
     ];
 
     fn checked(scheme: &str, options: &[(&str, &str)]) -> Result<CheckedUrl, Error> {
-        let mut url = StoreUrl::parse(&format!("{scheme}://h"))?;
+        let mut url = StoreUrl::parse(&format!("{scheme}://abc"))?;
         url.options = options.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         url.checked(&mut StoreOptions::default())
     }
@@ -222,7 +275,7 @@ mod tests {
                 scheme.all_options().filter(|option| option.secret).map(|option| (option.name, SECRET));
             let logins = scheme.all_options().map(|option| (option.name, login.as_str()));
             for (name, value) in secret.chain(logins).chain([("secret_key", SECRET), ("password", SECRET)]) {
-                let mut url = StoreUrl::parse(&format!("{}://h", scheme.name)).unwrap();
+                let mut url = StoreUrl::parse(&format!("{}://abc", scheme.name)).unwrap();
                 url.options.insert(name.to_owned(), value.to_owned());
                 assert!(!format!("{url} {url:?}").contains(SECRET), "{url}");
                 if let Err(error) = url.checked(&mut StoreOptions::default()) {
@@ -231,7 +284,7 @@ mod tests {
             }
             if scheme.no_login.is_some() {
                 for login in ["id", "id:hunter2"] {
-                    let url = StoreUrl::parse(&format!("{}://{login}@h", scheme.name)).unwrap();
+                    let url = StoreUrl::parse(&format!("{}://{login}@abc", scheme.name)).unwrap();
                     let error = url.checked(&mut StoreOptions::default()).unwrap_err();
                     assert!(
                         error.to_string().contains("credentials") && !error.help().is_empty(),
@@ -255,7 +308,7 @@ mod tests {
         assert!(!help("s3", "access_key_id").contains("did you mean"));
         assert!(help("postgres", "sslmode").contains("tls=on"));
         assert!(help("redis", "store_clock").contains("NTP"));
-        let error = StoreUrl::parse("s3://b/o?protocol=lease").unwrap().checked_object().unwrap_err();
+        let error = StoreUrl::parse("s3://abc/o?protocol=lease").unwrap().checked_object().unwrap_err();
         assert!(!error.help()[0].contains("protocol"), "{error:?}");
         assert!(checked("floppy", &[]).unwrap_err().help()[0].contains("sqlite"));
     }

@@ -71,15 +71,12 @@ impl UrlOption {
         Self { secret: true, ..self }
     }
 
-    pub(super) const fn identity(self) -> Self {
-        self.identity_without("")
-    }
-
-    pub(super) const fn identity_without(self, prefix: &'static str) -> Self {
+    /// Makes it a part of the identity. A value means the same without `prefix`.
+    pub(super) const fn identity(self, prefix: &'static str) -> Self {
         Self { identity: Identity::Without(prefix), ..self }
     }
 
-    pub(super) const fn identity_if_both(self) -> Self {
+    pub(super) const fn if_both(self) -> Self {
         Self { identity: Identity::IfBothNameIt, ..self }
     }
 
@@ -246,8 +243,7 @@ pub(crate) fn checked_url(url: &str, source: &str) -> Result<String, Error> {
 }
 
 /// Returns whether others could read a request to `url`: it is neither encrypted nor stays on this machine.
-#[allow(dead_code, reason = "only stores over HTTP ask this")]
-pub(crate) fn is_exposed(url: &str) -> bool {
+fn is_exposed(url: &str) -> bool {
     let Some(host) = url.strip_prefix("http://") else { return false };
     let host = host.split('/').next().unwrap_or(host);
     let name = match host.strip_prefix('[') {
@@ -255,6 +251,17 @@ pub(crate) fn is_exposed(url: &str) -> bool {
         None => host.split(':').next().unwrap_or(host),
     };
     !is_this_machine(name)
+}
+
+/// Checks that others cannot read `what` in a request to `endpoint`, which may leave this machine through a proxy, unless
+/// the user allows `plaintext`.
+#[allow(dead_code, reason = "only stores over HTTP ask this")]
+pub(crate) fn check_secrecy(endpoint: &str, what: &str, proxied: bool, plaintext: bool) -> Result<(), Error> {
+    if plaintext || !proxied && !is_exposed(endpoint) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{endpoint} would receive {what} unencrypted"))
+        .with_help("use https://; or, in a network that you trust, add plaintext=on to the store URL"))
 }
 
 /// Returns whether `host`, a name or an address without brackets, is this machine.

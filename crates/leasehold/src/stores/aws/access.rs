@@ -1,7 +1,7 @@
 //! Parses the settings in a store URL for access to one of Amazon's services. Does not use the service's client.
 
 use crate::error::Error;
-use crate::url::{CheckedUrl, checked_url, is_account, is_exposed, is_region};
+use crate::url::{CheckedUrl, check_secrecy, checked_url, is_account, is_region};
 
 /// One of Amazon's services, as named in the configuration and in messages.
 #[derive(Clone, Copy, Debug)]
@@ -33,20 +33,19 @@ pub(in crate::stores) struct Access {
 impl Access {
     /// Reads the options that both services share.
     pub(in crate::stores) fn of(url: &CheckedUrl) -> Result<Self, Error> {
+        let plaintext = url.switch("plaintext");
+        let checked = |text: String| checked_endpoint(&text, "the option `endpoint`", plaintext);
         let access = Self {
             region: url.text("region"),
-            endpoint: url.location("endpoint"),
+            endpoint: url.text("endpoint").map(checked).transpose()?,
             profile: url.text("profile"),
             fips: url.maybe("fips"),
             dualstack: url.maybe("dualstack"),
             ca: url.text("ca"),
             proxy: url.location("proxy"),
-            plaintext: url.switch("plaintext"),
+            plaintext,
         };
-        if let Some(endpoint) = &access.endpoint {
-            check_secrecy(endpoint, "the option `endpoint`", access.plaintext)?;
-            access.check_variants(endpoint)?;
-        }
+        access.endpoint.iter().try_for_each(|endpoint| access.check_variants(endpoint))?;
         Ok(access)
     }
 
@@ -103,19 +102,9 @@ pub(in crate::stores) fn checked_endpoint(
     plaintext: bool,
 ) -> Result<String, Error> {
     let endpoint = checked_url(endpoint, source)?;
-    check_secrecy(&endpoint, source, plaintext)?;
-    Ok(endpoint)
-}
-
-fn check_secrecy(endpoint: &str, source: &str, plaintext: bool) -> Result<(), Error> {
     // Requests to loopback addresses use no proxy.
-    if plaintext || !is_exposed(endpoint) {
-        return Ok(());
-    }
-    Err(Error::invalid(format!(
-        "{source} is {endpoint:?}: session tokens and the contents of records would be sent unencrypted"
-    ))
-    .with_help("use https://; or, in a network that you trust, add plaintext=on to the store URL"))
+    check_secrecy(&endpoint, "session tokens and the contents of records", false, plaintext)?;
+    Ok(endpoint)
 }
 
 #[cfg(test)]

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use crate::error::Error;
 use crate::lease::StoreOptions;
-use crate::stores::buckets::{Keys, checked_object, checked_prefix};
+use crate::stores::buckets::{Keys, MAX_PREFIX_BYTES, checked_object};
 use crate::stores::over_http::transport::Transport;
-use crate::url::{CheckedUrl, StoreUrl};
+use crate::url::{CheckedUrl, StoreUrl, is_azure_container};
 
 /// The variables from which Azure's own command reads the key of an account and a shared access signature.
 const KEY: &str = "AZURE_STORAGE_KEY";
@@ -122,7 +122,7 @@ impl Location {
     ) -> Result<Self, Error> {
         let url = url.checked(options)?;
         let (access, path) = Access::of(&url, environment)?;
-        let prefix = checked_prefix(&path, "azblob://account/container/team/locks")?;
+        let prefix = url.prefix(&path, MAX_PREFIX_BYTES)?;
         Ok(Self { access, prefix, by_lease: url.text("protocol").is_some() })
     }
 
@@ -132,7 +132,7 @@ impl Location {
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<(Self, String), Error> {
         let (access, path) = Access::of(&url.checked_object()?, environment)?;
-        let (prefix, key) = checked_object(&path, "azblob://account/container/path/counter.json")?;
+        let (prefix, key) = checked_object(&path)?;
         Ok((Self { access, prefix, by_lease: false }, key))
     }
 }
@@ -140,7 +140,7 @@ impl Location {
 impl Access {
     /// Reads the access settings. Also returns the path below the container.
     fn of(url: &CheckedUrl, environment: impl Fn(&str) -> Option<String>) -> Result<(Self, String), Error> {
-        let account = checked_account(url.url.authority().unwrap_or(""))?;
+        let account = url.name();
         let path = url.url.path().strip_prefix('/').unwrap_or(url.url.path());
         let (container, path) = path.split_once('/').unwrap_or((path, ""));
         let (container, path) = (checked_container(container)?, path.to_owned());
@@ -201,38 +201,13 @@ fn source(
     })
 }
 
-fn checked_account(account: &str) -> Result<String, Error> {
-    let fine = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-    // A secondary endpoint shows outdated contents.
-    if let Some(primary) = account.strip_suffix("-secondary") {
-        return Err(Error::invalid(format!("{account:?} is the secondary endpoint of an account"))
-            .with_help(format!("locks need the primary one: azblob://{primary}/...")));
-    }
-    if (3..=24).contains(&account.len()) && account.bytes().all(fine) {
-        return Ok(account.to_owned());
-    }
-    let error = Error::invalid(if account.is_empty() {
-        "the Azure store URL names no storage account".to_owned()
-    } else {
-        format!("{account:?} is not the name of a storage account")
-    });
-    Err(error.with_help(
-        "an Azure store is azblob://account/container/prefix; an account's name has 3 to 24 lower-case letters and digits",
-    ))
-}
-
 fn checked_container(container: &str) -> Result<String, Error> {
-    let letter = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-    let fine = (3..=63).contains(&container.len())
-        && container.bytes().all(|b| letter(b) || b == b'-')
-        && container.split('-').all(|part| !part.is_empty());
-    if fine {
+    if is_azure_container(container) {
         return Ok(container.to_owned());
     }
-    let error = Error::invalid(if container.is_empty() {
-        "the Azure store URL names no container".to_owned()
-    } else {
-        format!("{container:?} is not the name of a container")
+    let error = Error::invalid(match container {
+        "" => "the Azure store URL names no container".to_owned(),
+        _ => format!("{container:?} is not the name of a container"),
     });
     Err(error.with_help(
         "an Azure store is azblob://account/container/prefix; a container's name has 3 to 63 lower-case letters, digits \

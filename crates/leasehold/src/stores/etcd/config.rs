@@ -4,16 +4,10 @@ use crate::error::Error;
 use crate::lease::StoreOptions;
 use crate::stores::hosts::{Host, Servers, Tls};
 use crate::stores::password::Password;
-use crate::url::StoreUrl;
-
-/// The default port of members: the port for etcd's clients.
-const PORT: u16 = 2379;
+use crate::url::{CheckedUrl, StoreUrl};
 
 /// The maximum length of a prefix. Together with the longest name, it still makes a short key.
 const MAX_PREFIX_BYTES: usize = 250;
-
-const FORM: &str =
-    "an etcd store is etcd://host:2379,host2:2379/prefix/, for example etcd://host:2379/team/locks/";
 
 /// The settings in a store URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +32,7 @@ pub(super) struct Login {
 impl Location {
     pub(super) fn from_url(url: StoreUrl, options: &mut StoreOptions) -> Result<Self, Error> {
         let url = url.checked(options)?;
-        let servers = Servers::of(&url, PORT, FORM)?;
+        let servers = Servers::of(&url, url.port())?;
         let login = match (servers.user.clone(), servers.password.clone()) {
             (None, None) => None,
             (Some(user), Some(password)) => Some(Login { user, password }),
@@ -53,7 +47,7 @@ impl Location {
         servers.check_secrecy(login.is_some(), servers.are_this_machine())?;
         Ok(Self {
             members: servers.hosts.iter().map(Host::to_string).collect(),
-            prefix: prefix(url.url.path())?,
+            prefix: prefix(&url)?,
             login,
             tls: servers.tls,
             server_name: url.text("server_name"),
@@ -63,29 +57,15 @@ impl Location {
 
 /// Returns the path without its first `/` and with one at its end. `//x` is the prefix `/x/`, which other clients may
 /// use.
-fn prefix(path: &str) -> Result<String, Error> {
-    let prefix = path.strip_prefix('/').unwrap_or(path);
-    let flaw = if prefix.len() > MAX_PREFIX_BYTES {
-        Some("is longer than 250 bytes")
-    } else if prefix.chars().any(crate::types::is_unprintable) {
-        Some("contains a control or invisible character")
-    } else if prefix
-        .strip_prefix('/')
-        .unwrap_or(prefix)
-        .trim_end_matches('/')
-        .split('/')
-        .any(|s| matches!(s, "." | ".."))
-    {
-        Some("has a `.` or `..` segment")
-    } else if prefix.get(1..).is_some_and(|rest| rest.contains("//")) || prefix == "//" {
-        Some("has an empty segment")
-    } else {
-        None
-    };
-    match flaw {
-        Some(flaw) => Err(Error::invalid(format!("the prefix {prefix:?} {flaw}")).with_help(FORM)),
-        None if prefix.is_empty() || prefix.ends_with('/') => Ok(prefix.to_owned()),
-        None => Ok(format!("{prefix}/")),
+fn prefix(url: &CheckedUrl) -> Result<String, Error> {
+    let path = url.url.path().strip_prefix('/').unwrap_or_default();
+    let root = if path.starts_with('/') { "/" } else { "" };
+    match path.strip_prefix('/').unwrap_or(path) {
+        "" => Ok(root.to_owned()),
+        path if path.starts_with('/') => {
+            Err(Error::invalid("the prefix has an empty segment").with_help(url.form()))
+        }
+        path => Ok(format!("{root}{}/", url.prefix(path, MAX_PREFIX_BYTES)?)),
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::error::Error;
 use crate::lease::StoreOptions;
-use crate::stores::buckets::{Protocol, checked_object, checked_prefix};
+use crate::stores::buckets::{MAX_PREFIX_BYTES, Protocol, checked_object};
 use crate::stores::over_http::transport::Transport;
 use crate::url::{CheckedUrl, StoreUrl, checked_url};
 
@@ -71,7 +71,7 @@ impl Location {
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, Error> {
         let url = url.checked(options)?;
-        let prefix = checked_prefix(url.url.path(), "gs://my-bucket/team/locks")?;
+        let prefix = url.prefix(url.url.path(), MAX_PREFIX_BYTES)?;
         Ok(Self { access: Access::of(&url, environment)?, prefix, protocol: Protocol::of(&url) })
     }
 
@@ -81,7 +81,7 @@ impl Location {
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<(Self, String), Error> {
         let url = url.checked_object()?;
-        let (prefix, key) = checked_object(url.url.path(), "gs://my-bucket/path/counter.json")?;
+        let (prefix, key) = checked_object(url.url.path())?;
         // This protocol does not encode keys.
         let protocol = Protocol::Existence;
         Ok((Self { access: Access::of(&url, environment)?, prefix, protocol }, key))
@@ -90,7 +90,7 @@ impl Location {
 
 impl Access {
     fn of(url: &CheckedUrl, environment: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
-        let bucket = checked_bucket(url.url.authority().unwrap_or(""))?;
+        let bucket = url.name();
         let named = url.text("credentials").map(|text| match text.as_str() {
             "anonymous" => Source::Anonymous,
             path => Source::File(PathBuf::from(path)),
@@ -125,26 +125,6 @@ impl Access {
             impersonate,
         })
     }
-}
-
-fn checked_bucket(bucket: &str) -> Result<String, Error> {
-    let ends = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-    let fine = (3..=222).contains(&bucket.len())
-        && bucket.split('.').all(|part| (1..=63).contains(&part.len()))
-        && bucket.bytes().all(|b| ends(b) || b"-_.".contains(&b))
-        && bucket.bytes().next().is_some_and(ends)
-        && bucket.bytes().next_back().is_some_and(ends);
-    if fine {
-        return Ok(bucket.to_owned());
-    }
-    let error = Error::invalid(if bucket.is_empty() {
-        "the GCS store URL names no bucket".to_owned()
-    } else {
-        format!("{bucket:?} is not a bucket name")
-    });
-    Err(error.with_help(
-        "a GCS store is gs://bucket/prefix; a bucket name has 3 to 63 lower-case letters, digits, `-`, `_` and `.`",
-    ))
 }
 
 #[cfg(test)]

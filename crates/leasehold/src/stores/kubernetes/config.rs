@@ -35,14 +35,13 @@ impl Location {
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, Error> {
         let url = url.checked(options)?;
-        let namespace = checked_namespace(url.url.authority().unwrap_or(""))?;
         let path = url.url.path();
         if !matches!(path, "" | "/") {
             return Err(Error::invalid(format!("the Kubernetes store URL has a path: {path:?}")).with_help(
                 "a Kubernetes store is k8s://namespace; separate locks by namespaces or by their names",
             ));
         }
-        Ok(Self { access: access(&url, environment)?, namespace })
+        Ok(Self { access: access(&url, environment)?, namespace: url.name() })
     }
 }
 
@@ -100,20 +99,6 @@ fn kubeconfig_of_user(home: Option<String>) -> Result<PathBuf, Error> {
             "set KUBECONFIG, or name a file or a server in the store URL: ?kubeconfig=/path or ?endpoint=https://host:6443",
         )
     })
-}
-
-fn checked_namespace(namespace: &str) -> Result<String, Error> {
-    if super::names::is_label(namespace) {
-        return Ok(namespace.to_owned());
-    }
-    let error = Error::invalid(if namespace.is_empty() {
-        "the Kubernetes store URL names no namespace".to_owned()
-    } else {
-        format!("{namespace:?} is not the name of a namespace")
-    });
-    Err(error.with_help(
-        "a Kubernetes store is k8s://namespace; a namespace has at most 63 lower-case letters, digits and `-`",
-    ))
 }
 
 #[cfg(test)]

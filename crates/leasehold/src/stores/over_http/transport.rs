@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::error::Error;
-use crate::url::{CheckedUrl, is_exposed};
+use crate::url::{CheckedUrl, check_secrecy};
 
 /// The proxy for requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -42,12 +42,8 @@ impl Transport {
     /// Checks that others cannot read `what` in a request to `endpoint`. The connection must be encrypted, or stay on
     /// this machine and use no proxy, unless the user allows plaintext.
     pub(in crate::stores) fn check_secrecy(&self, endpoint: &str, what: &str) -> Result<(), Error> {
-        let leaves = is_exposed(endpoint) || self.proxy != Proxy::None && endpoint.starts_with("http://");
-        if !leaves || self.plaintext {
-            return Ok(());
-        }
-        Err(Error::invalid(format!("{endpoint} would receive {what} unencrypted"))
-            .with_help("use https://; or, in a network that you trust, add plaintext=on to the store URL"))
+        let proxied = self.proxy != Proxy::None && endpoint.starts_with("http://");
+        check_secrecy(endpoint, what, proxied, self.plaintext)
     }
 }
 

@@ -8,13 +8,8 @@ use crate::stores::hosts::{Host, Servers, Tls};
 use crate::stores::password::Password;
 use crate::url::StoreUrl;
 
-/// The port of hosts without one in the URL.
-const PORT: u16 = 5432;
-
 /// The schema of a table without one in the URL.
 const SCHEMA: &str = "public";
-
-const FORM: &str = "a PostgreSQL store is postgres://user@host:5432/database?table=leasehold";
 
 /// The settings in a store URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,19 +41,19 @@ pub(super) struct Table {
 impl Location {
     pub(super) fn from_url(url: StoreUrl, options: &mut StoreOptions) -> Result<Self, Error> {
         let url = url.checked(options)?;
-        let mut servers = Servers::of(&url, PORT, FORM)?;
+        let mut servers = Servers::of(&url, url.port())?;
         let stays_here = servers.are_this_machine();
         if servers.tls.is_none() && !stays_here && url.maybe("tls").is_none() {
             servers.tls = Some(Tls::default());
         }
         servers.check_secrecy(true, stays_here)?;
         let Servers { hosts, user, password, tls, .. } = servers;
-        let user =
-            user.ok_or_else(|| Error::invalid("the PostgreSQL store URL names no user").with_help(FORM))?;
+        let user = user
+            .ok_or_else(|| Error::invalid("the PostgreSQL store URL names no user").with_help(url.form()))?;
         let database = url.url.path().trim_matches('/').to_owned();
         if database.is_empty() || database.contains('/') {
             return Err(Error::invalid("the path of a PostgreSQL store URL is the name of one database")
-                .with_help(FORM));
+                .with_help(url.form()));
         }
         Ok(Self {
             hosts,

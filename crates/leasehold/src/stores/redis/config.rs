@@ -8,11 +8,8 @@ use crate::stores::hosts::{Host, Servers, Tls};
 use crate::stores::password::Password;
 use crate::url::StoreUrl;
 
-/// The ports of hosts without one in the URL.
-const PORT: u16 = 6379;
+/// The port of Sentinels without one in the URL.
 const SENTINEL_PORT: u16 = 26379;
-
-const FORM: &str = "a Redis store is redis://user@host:6379/0?prefix=locks/";
 
 /// The settings in a store URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +50,7 @@ impl Location {
             return Err(Error::invalid("the option `sentinel_user` names a user without a password")
                 .with_help("add sentinel_password_env=NAME or sentinel_password_file=/PATH"));
         }
-        let servers = Servers::of(&url, if master.is_some() { SENTINEL_PORT } else { PORT }, FORM)?;
+        let servers = Servers::of(&url, if master.is_some() { SENTINEL_PORT } else { url.port() })?;
         if servers.user.is_some() && servers.password.is_none() {
             return Err(Error::invalid("the Redis store URL names a user without a password")
                 .with_help("add password_env=NAME or password_file=/PATH"));

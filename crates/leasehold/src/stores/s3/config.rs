@@ -6,7 +6,7 @@ use super::settings::Settings;
 use crate::error::Error;
 use crate::lease::StoreOptions;
 use crate::stores::aws::access::{Access, Service, arn};
-use crate::stores::buckets::{Protocol, checked_object, checked_prefix};
+use crate::stores::buckets::{MAX_PREFIX_BYTES, Protocol, checked_object};
 use crate::url::{CheckedUrl, StoreUrl};
 
 pub(super) const SERVICE: Service = Service {
@@ -100,14 +100,14 @@ impl Location {
     pub(super) fn from_url(url: StoreUrl, options: &mut StoreOptions) -> Result<Self, Error> {
         let url = url.checked(options)?;
         let (location, path) = Self::of_bucket(&url)?;
-        let prefix = checked_prefix(&path, "s3://my-bucket/team/locks")?;
+        let prefix = url.prefix(&path, MAX_PREFIX_BYTES)?;
         Ok(Self { prefix, protocol: Protocol::of(&url), ..location })
     }
 
     /// Parses `url` as the URL of an object. Returns the location of its folder, and its key there.
     pub(super) fn of_object(url: StoreUrl) -> Result<(Self, String), Error> {
         let (location, path) = Self::of_bucket(&url.checked_object()?)?;
-        let (prefix, key) = checked_object(&path, "s3://my-bucket/path/counter.json")?;
+        let (prefix, key) = checked_object(&path)?;
         Ok((Self { prefix, ..location }, key))
     }
 
@@ -131,7 +131,7 @@ fn bucket_and_path(url: &CheckedUrl) -> Result<(Access, String, String), Error> 
     let url = &url.url;
     let authority = url.authority().unwrap_or("");
     if !authority.starts_with("arn:") {
-        return Ok((access, checked_bucket(authority)?, url.path().to_owned()));
+        return Ok((access, authority.to_owned(), url.path().to_owned()));
     }
     // `arn:aws:s3:REGION:ACCOUNT:accesspoint/NAME/prefix`: `NAME` is in the URL's path, unless its slash is
     // percent-encoded.
@@ -169,26 +169,6 @@ fn not_an_access_point(arn: &str) -> Error {
     error.with_help(
         "write s3://arn:aws:s3:REGION:ACCOUNT:accesspoint/NAME/PREFIX, or name the bucket: s3://bucket/prefix",
     )
-}
-
-fn checked_bucket(bucket: &str) -> Result<String, Error> {
-    let ends = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-    let fine = (3..=63).contains(&bucket.len())
-        && bucket.bytes().all(|b| ends(b) || b == b'-' || b == b'.')
-        && bucket.bytes().next().is_some_and(ends)
-        && bucket.bytes().next_back().is_some_and(ends)
-        && !bucket.contains("..");
-    if fine {
-        return Ok(bucket.to_owned());
-    }
-    let error = Error::invalid(if bucket.is_empty() {
-        "the S3 store URL names no bucket".to_owned()
-    } else {
-        format!("{bucket:?} is not a bucket name")
-    });
-    Err(error.with_help(
-        "an S3 store is s3://bucket/prefix; a bucket name has 3 to 63 lower-case letters, digits, `-` and `.`",
-    ))
 }
 
 #[cfg(test)]
