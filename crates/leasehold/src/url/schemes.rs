@@ -285,6 +285,7 @@ fn is_azure_account(text: &str) -> bool {
     is_name(text, 3..=24, b"")
 }
 
+#[allow(dead_code, reason = "only Azure has containers")]
 pub(crate) fn is_azure_container(text: &str) -> bool {
     is_name(text, 3..=63, b"-") && !text.contains("--")
 }
