@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::StoreUrl;
-use super::option::{UrlOption, duration, switch};
+use super::option::{Kind, UrlOption, duration, switch};
 use super::schemes::{self, Location, SCHEMES, Scheme};
 use crate::error::Error;
 use crate::lease::StoreOptions;
@@ -141,6 +141,11 @@ impl CheckedUrl {
 
     /// Returns what the word of an option means. `words` are all its words.
     pub(crate) fn word<T: Clone>(&self, name: &str, words: &[(&str, T)]) -> Option<T> {
+        let all = |option: &UrlOption| match option.kind {
+            Kind::Word(all) => all.iter().all(|word| words.iter().any(|(name, _)| name == word)),
+            _ => false,
+        };
+        debug_assert!(!cfg!(test) || self.scheme.option(name).is_some_and(all), "{name}");
         let word = self.get(name)?;
         words.iter().find(|(name, _)| *name == word).map(|(_, meaning)| meaning.clone())
     }
@@ -177,9 +182,8 @@ impl Scheme {
         }
         let names =
             || self.all_options().filter(|option| of_locks || !option.of_locks).map(|option| option.name);
-        if let Some(close) =
-            names().min_by_key(|known| distance(known, name)).filter(|known| distance(known, name) <= 2)
-        {
+        let close = names().map(|known| (distance(known, name), known)).min();
+        if let Some((0..=2, close)) = close {
             error = error.with_help(format!("did you mean `{close}`?"));
         }
         error.with_help(format!("its options are: {}", names().collect::<Vec<_>>().join(", ")))
@@ -188,6 +192,9 @@ impl Scheme {
 
 /// Returns how many letters must be changed, added or removed to turn `one` into `other`.
 fn distance(one: &str, other: &str) -> usize {
+    if one.len().abs_diff(other.len()) > 2 {
+        return usize::MAX; // Also saves the time for a very long name.
+    }
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (n, left) in one.bytes().enumerate() {
         let mut diagonal = std::mem::replace(&mut row[0], n + 1);
@@ -202,7 +209,6 @@ fn distance(one: &str, other: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::option::Kind;
     use super::super::schemes::SCHEMES;
     use super::*;
     use crate::error::ErrorKind;
@@ -341,9 +347,9 @@ mod tests {
         assert_eq!((url.switch("notify"), url.maybe("tls"), url.switch("plaintext")), (false, None, false));
         assert_eq!(url.duration("failover_grace"), Duration::from_secs(120));
         assert_eq!(checked("redis", &[]).unwrap().duration("failover_grace"), Duration::from_secs(60));
-        let url = checked("s3", &[("endpoint", "http://h:1/"), ("checksum", "md5")]).unwrap();
+        let url = checked("s3", &[("endpoint", "http://h:1/"), ("protocol", "existence")]).unwrap();
         assert_eq!(url.location("endpoint").as_deref(), Some("http://h:1"));
-        assert_eq!(url.word("checksum", &[("none", 1), ("md5", 2)]), Some(2));
+        assert_eq!(url.word("protocol", &[("lease", 1), ("existence", 2)]), Some(2));
         for on in ["on", "true", "1", "yes", ""] {
             assert!(checked("sqlite", &[("allow_network", on)]).unwrap().switch("allow_network"));
         }
