@@ -71,13 +71,7 @@ options! {
     /// For stores whose servers alone decide when a lease ends.
     SERVERS_CLOCK {
         "margin": Duration(24), "`5s`", "the largest step of the server's clock", of_locks;
-        "failover_grace": Duration(48), "`0s`", GRACE, of_locks;
-        "notify": Switch, "`on`", NOTIFY, of_locks;
-    }
-    REDIS_CLOCK {
-        "margin": Duration(24), "`5s`", "the largest step of the server's clock", of_locks;
-        "failover_grace": Duration(48), "`60s`", GRACE, of_locks;
-        "notify": Switch, "`on`", NOTIFY, of_locks;
+        "notify": Switch, "`on`", "`off`: releases notify no waiter, and waiters only poll", of_locks;
     }
     /// The one consent to plaintext.
     PLAINTEXT {
@@ -168,10 +162,13 @@ options! {
     POSTGRES {
         "table": Text(is_table, "the name of a table, of at most 63 bytes", "locks.leasehold"), "`leasehold`",
             "the table, with its schema unless that is `public`", identity("public.");
+        "failover_grace": Duration(48), "`0s`", GRACE, of_locks;
     }
     REDIS {
         "prefix": Text(is_key_prefix, "at most 250 visible bytes, without `//` and a `/` at the beginning", "locks/"),
             "none", "the beginning of the keys of all locks", identity("");
+        // Longer than the default lease with its margin, and the ten seconds after which Redis gives up replicas.
+        "failover_grace": Duration(48), "`60s`", GRACE, of_locks;
         "master": Text(is_master, "the name of a primary", "mymaster"), "none",
             "the hosts are Sentinels, which know the primary by this name", identity("");
         "sentinel_user": Text(is_some, "a user", "locks"), "the default user", "the user at the Sentinels";
@@ -188,7 +185,6 @@ options! {
 
 const NO_CLOCK: &str = "no effect, because the store itself ends leases";
 const GRACE: &str = "how long no lock is granted after a failover: longer than the longest lease, or 0s";
-const NOTIFY: &str = "`off`: releases notify no waiter, and waiters only poll";
 
 const NO_STORE_CLOCK: (&str, &str) = (
     "store_clock",
@@ -234,7 +230,7 @@ schemes! {
     "postgres", hosts(5432, ""), None, [POSTGRES, TLS_BEYOND_THIS_MACHINE, TLS, PLAINTEXT, SERVERS_CLOCK],
         [("postgresql", None)], [NO_STORE_CLOCK, NO_SSLMODE],
         "a PostgreSQL store is postgres://user@host:5432/database?table=leasehold";
-    "redis", hosts(6379, "/0"), None, [REDIS, TLS_ON_DEMAND, TLS, PLAINTEXT, REDIS_CLOCK],
+    "redis", hosts(6379, "/0"), None, [REDIS, TLS_ON_DEMAND, TLS, PLAINTEXT, SERVERS_CLOCK],
         [("rediss", WITH_TLS), ("valkey", None), ("valkeys", WITH_TLS)], [NO_STORE_CLOCK],
         "a Redis store is redis://user@host:6379/0?prefix=locks/";
     "https", hosts(443, ""), TOKEN, [SERVE, HTTP, PLAINTEXT, UNUSED_CLOCK], [], [], SERVER;
@@ -343,9 +339,7 @@ fn is_cloud_kms_key(text: &str) -> bool {
     };
     let parts: Vec<_> = text.split('/').collect();
     let kinds: Vec<_> = parts.iter().step_by(2).copied().collect();
-    kinds == ["projects", "locations", "keyRings", "cryptoKeys"]
-        && parts.len() == 8
-        && parts.iter().all(|p| fine(&p))
+    kinds == ["projects", "locations", "keyRings", "cryptoKeys"] && parts.len() == 8 && parts.iter().all(fine)
 }
 
 /// PostgreSQL truncates longer names.
