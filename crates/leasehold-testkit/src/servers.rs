@@ -39,8 +39,8 @@ impl Server {
     /// # Panics
     /// As [`url`](Self::url), and when the URL names no host.
     pub fn address(self) -> String {
-        let mut url = parsed(&self.url());
-        match url.take("endpoint") {
+        let url = parsed(&self.url());
+        match url.option("endpoint") {
             Some(endpoint) => endpoint.trim_start_matches("http://").trim_end_matches('/').to_owned(),
             None => url.authority().unwrap_or_else(|| panic!("{} names no host", self.variable)).to_owned(),
         }

@@ -95,7 +95,7 @@ async fn the_servers_certificate_must_be_trusted_and_for_its_name() {
     let ca = with_option(&url, &format!("ca={}", file("ca.pem")));
     let cert = format!("cert={}&key={}", file("deploy.pem"), file("deploy.key"));
     assert_granted(&with_option(&ca, &cert)).await;
-    let untrusted = refused(&with_option(&url, &format!("sslmode=verify-full&{cert}"))).await;
+    let untrusted = refused(&with_option(&url, &format!("tls=on&{cert}"))).await;
     assert!(described(&untrusted).contains("ca=FILE"), "{untrusted:?}");
     let elsewhere = refused(&with_option(&ca.replace("127.0.0.1", "localhost"), &cert)).await;
     assert!(described(&elsewhere).contains("not for the host"), "{elsewhere:?}");
@@ -103,7 +103,7 @@ async fn the_servers_certificate_must_be_trusted_and_for_its_name() {
     assert_eq!(nameless.kind(), ErrorKind::Denied, "{nameless:?}");
     // This server has no TLS.
     let fresh = stores::fresh("postgres");
-    let plain = refused(&with_option(fresh.url(), "sslmode=verify-full")).await;
+    let plain = refused(&with_option(fresh.url(), "tls=on")).await;
     assert!(described(&plain).contains("ssl=off"), "{plain:?}");
 }
 

@@ -195,7 +195,7 @@ async fn sentinels_have_their_own_password() {
     let file = sentinel.file("password");
     std::fs::write(&file, "its-own\n").unwrap();
     let url = |more: &str| {
-        let options = format!("master=main&allow_plaintext_credentials=on{more}");
+        let options = format!("master=main&plaintext=on{more}");
         sentinel.url(":p%40ss%2Fword@", &options)
     };
     assert_granted(&url(&format!("&sentinel_password_file={file}"))).await;

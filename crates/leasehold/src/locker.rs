@@ -68,7 +68,7 @@ impl Locker {
     /// Returns the same errors as [`open`](Self::open).
     pub async fn open_with(url: &str, options: StoreOptions) -> Result<Self> {
         let url = StoreUrl::parse(url)?;
-        let (shown, store_id) = (url.to_string(), stores::identity(&url).to_string());
+        let (shown, store_id) = (url.to_string(), url.identity().to_string());
         let store = stores::open(url, options).await?;
         Ok(Self::sharing(OpenStore::new(store, Some(shown), Some(store_id))))
     }

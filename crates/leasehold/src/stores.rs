@@ -91,7 +91,7 @@ use crate::error::Error;
 use crate::lease::{LeaseStore, StoreOptions};
 use crate::register::Register;
 use crate::ticket::Ticket;
-use crate::url::{Location, StoreUrl};
+use crate::url::{StoreUrl, UrlOption};
 
 /// The maximum number of characters of a store URL that an error shows.
 const MAX_SHOWN: usize = 200;
@@ -127,8 +127,6 @@ pub struct StoreKind {
     pub example: &'static str,
     /// The cargo feature that builds it in; `None` for a store that every build has.
     pub feature: Option<&'static str>,
-    /// The form of its URLs between the scheme and the options.
-    location: Location,
     /// The function that opens the store; `None` if this build does not have it.
     open: Option<Open>,
     /// Whether it keeps objects that [`update`](crate::update()) can change.
@@ -142,6 +140,11 @@ impl StoreKind {
     /// Returns whether this build has the store.
     pub const fn is_built_in(&self) -> bool {
         self.open.is_some()
+    }
+
+    /// Returns the options of its URLs.
+    pub fn options(&self) -> impl Iterator<Item = &'static UrlOption> + use<> {
+        crate::url::options_of(self.scheme)
     }
 }
 
@@ -168,7 +171,6 @@ pub const STORES: &[StoreKind] = &[
         can: "fencing tokens, cooldowns, history, takeover at once when a process dies, waiters in order of arrival",
         example: "sqlite:/var/lib/myapp/locks.db",
         feature: Some("sqlite"),
-        location: Location::File,
         open: with_feature!("sqlite", sqlite::open),
         keeps_objects: false,
         open_object: None,
@@ -179,7 +181,6 @@ pub const STORES: &[StoreKind] = &[
         can: "fencing tokens, cooldowns, history, waiters in order of arrival",
         example: "s3://bucket/prefix?region=eu-west-1",
         feature: Some("s3"),
-        location: Location::Name,
         open: with_feature!("s3", s3::open),
         keeps_objects: true,
         open_object: with_feature!("s3", s3::open_object),
@@ -190,7 +191,6 @@ pub const STORES: &[StoreKind] = &[
         can: "fencing tokens, cooldowns, history, waiters in order of arrival",
         example: "dynamodb://table?region=eu-west-1",
         feature: Some("dynamodb"),
-        location: Location::Name,
         open: with_feature!("dynamodb", dynamodb::open),
         keeps_objects: false,
         open_object: None,
@@ -201,7 +201,6 @@ pub const STORES: &[StoreKind] = &[
         can: "fencing tokens, cooldowns, history, waiters in order of arrival",
         example: "gs://bucket/prefix",
         feature: Some("gcs"),
-        location: Location::Name,
         open: with_feature!("gcs", gcs::open),
         keeps_objects: true,
         open_object: with_feature!("gcs", gcs::open_object),
@@ -212,7 +211,6 @@ pub const STORES: &[StoreKind] = &[
         can: "fencing tokens, cooldowns, history, waiters in order of arrival",
         example: "azblob://account/container/prefix",
         feature: Some("azure"),
-        location: Location::Name,
         open: with_feature!("azure", azure::open),
         keeps_objects: true,
         open_object: with_feature!("azure", azure::open_object),
@@ -223,7 +221,6 @@ pub const STORES: &[StoreKind] = &[
         can: "fencing tokens, cooldowns, waiters do not poll, waiters in order of arrival",
         example: "etcd://host:2379,host2:2379/prefix/",
         feature: Some("etcd"),
-        location: Location::Hosts { port: 2379 },
         open: with_feature!("etcd", etcd::open),
         keeps_objects: false,
         open_object: None,
@@ -234,7 +231,6 @@ pub const STORES: &[StoreKind] = &[
         can: "fencing tokens, cooldowns, history, waiters in order of arrival",
         example: "k8s://namespace",
         feature: Some("kubernetes"),
-        location: Location::Name,
         open: with_feature!("kubernetes", kubernetes::open),
         keeps_objects: false,
         open_object: None,
@@ -245,7 +241,6 @@ pub const STORES: &[StoreKind] = &[
         can: "fencing tokens, cooldowns, history, waiters in order of arrival",
         example: "postgres://user@host/database",
         feature: Some("postgres"),
-        location: Location::Hosts { port: 5432 },
         open: with_feature!("postgres", postgres::open),
         keeps_objects: false,
         open_object: None,
@@ -256,7 +251,6 @@ pub const STORES: &[StoreKind] = &[
         can: "fencing tokens, cooldowns, history, waiters in order of arrival",
         example: "redis://host:6379/0?prefix=locks/",
         feature: Some("redis"),
-        location: Location::Hosts { port: 6379 },
         open: with_feature!("redis", redis::open),
         keeps_objects: false,
         open_object: None,
@@ -267,7 +261,6 @@ pub const STORES: &[StoreKind] = &[
         can: "fencing tokens, cooldowns, history, waiters do not poll",
         example: "https://locks.example.com",
         feature: Some("http"),
-        location: Location::Hosts { port: 443 },
         open: with_feature!("http", http::open),
         keeps_objects: false,
         open_object: None,
@@ -278,7 +271,6 @@ pub const STORES: &[StoreKind] = &[
         can: "fencing tokens, cooldowns, history, waiters do not poll",
         example: "http://127.0.0.1:7420",
         feature: Some("http"),
-        location: Location::Hosts { port: 80 },
         open: with_feature!("http", http::open),
         keeps_objects: false,
         open_object: None,
@@ -289,7 +281,6 @@ pub const STORES: &[StoreKind] = &[
         can: "fencing tokens, cooldowns, history, waiters in order of arrival",
         example: "mem:",
         feature: None,
-        location: Location::Name,
         open: Some(|url, options| Box::pin(async { memory::open(url, options) })),
         keeps_objects: false,
         open_object: None,
@@ -324,7 +315,6 @@ fn kind_of(url: &StoreUrl) -> Option<&'static StoreKind> {
 /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a store that this build does not have, and otherwise
 /// the errors of the store itself.
 pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
-    url.check_whole()?;
     match kind_of(&url).and_then(|kind| kind.open) {
         Some(open) => open(url, options).await,
         None => Err(not_built_in(&url)),
@@ -337,7 +327,6 @@ pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseS
 /// Returns [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a store that keeps no objects, and otherwise
 /// the errors of [`open`].
 pub(crate) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Register>, String), Error> {
-    url.check_whole()?;
     let kind = kind_of(&url);
     match kind.and_then(|kind| kind.open_object) {
         Some(open) => open(url, env).await,
@@ -348,11 +337,6 @@ pub(crate) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Regi
                 .with_help("use an object of s3://, gs:// or azblob://, like s3://bucket/path/counter.json"))
         }
     }
-}
-
-/// Returns the parts of `url` that identify its store, each in a canonical spelling.
-pub(crate) fn identity(url: &StoreUrl) -> StoreUrl {
-    url.identity(kind_of(url).map_or(Location::Name, |kind| kind.location))
 }
 
 /// Returns whether both URLs name the same store. They do if the scheme, location, endpoint and protocol are equal, and
@@ -368,7 +352,7 @@ pub(crate) fn identity(url: &StoreUrl) -> StoreUrl {
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 pub fn is_same_store(one: &StoreUrl, other: &StoreUrl) -> bool {
-    identity(one).names_the_store_of(identity(other))
+    one.identity().names_the_store_of(other.identity())
 }
 
 impl Ticket {
@@ -385,7 +369,7 @@ impl Ticket {
         if is_same_store(&theirs, &here) {
             return Ok(());
         }
-        let shown: String = identity(&theirs).to_string().chars().take(MAX_SHOWN).collect();
+        let shown: String = theirs.identity().to_string().chars().take(MAX_SHOWN).collect();
         Err(Error::invalid(format!(
             "the ticket is for a lock in the store {shown}, but the store in use is {here}"
         ))
@@ -402,11 +386,7 @@ fn not_built_in(url: &StoreUrl) -> Error {
                 "build it with the feature `{feature}`; for the command, in a checkout of leasehold: cargo install \
                  --path crates/leasehold-cli --locked --features {feature}"
             )),
-        None => {
-            let schemes: Vec<_> = STORES.iter().map(|kind| kind.scheme).collect();
-            Error::invalid(format!("there is no store `{scheme}:`"))
-                .with_help(format!("the stores are: {}", schemes.join(", ")))
-        }
+        None => url.unknown_scheme(),
     }
 }
 
@@ -418,13 +398,49 @@ mod tests {
     /// A ticket contains the identity of its store.
     #[test]
     fn an_identity_has_no_logins_and_settings() {
-        let of = |url: &str| identity(&StoreUrl::parse(url).unwrap()).to_string();
+        let of = |url: &str| StoreUrl::parse(url).unwrap().identity().to_string();
         assert_eq!(of("etcd://u:hunter2@h:2379/p/?ca=/x&key=/y"), "etcd://h/p");
         assert_eq!(
             of("gs://b/p?credentials=/k.json&margin=9s&endpoint=http://h"),
             "gs://b/p?endpoint=http://h"
         );
         assert_eq!(of("s3://b?region=eu-west-1&profile=admin"), "s3://b?region=eu-west-1");
+    }
+
+    /// The documentation of each store has the options of the table, with their defaults, and no others.
+    #[test]
+    fn the_documentation_has_the_options_of_the_table() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/stores");
+        for kind in STORES {
+            let page = match kind.scheme {
+                "gs" => "gcs",
+                "azblob" => "azure",
+                "k8s" => "kubernetes",
+                "https" => "http",
+                "mem" => continue,
+                page => page,
+            };
+            let text = std::fs::read_to_string(format!("{folder}/{page}.md")).unwrap();
+            let (_, text) = text.split_once("## URL and options").unwrap();
+            let table = text.lines().skip_while(|line| !line.starts_with("| option |"));
+            let mut documented = Vec::new();
+            for row in table.take_while(|line| line.starts_with('|')) {
+                let cells: Vec<_> = row.split(" | ").collect();
+                let names = cells[0].split('`').skip(1).step_by(2);
+                let is_option = |name: &&str| name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+                for name in names.filter(is_option) {
+                    let option = kind.options().find(|option| option.name == name);
+                    let option = option.unwrap_or_else(|| panic!("{page}.md: there is no option {name}"));
+                    let is_value = option.default.starts_with('`') && option.default.ends_with('`');
+                    let default = if is_value { option.default } else { "" };
+                    assert!(cells[2].contains(default), "{page}.md: the default of {name} is {default}");
+                    documented.push(name);
+                }
+            }
+            for option in kind.options() {
+                assert!(documented.contains(&option.name), "{page}.md lacks `{}`", option.name);
+            }
+        }
     }
 
     #[test]

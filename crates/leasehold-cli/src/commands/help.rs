@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory as _, Parser as _};
 use leasehold::stores::STORES;
+use leasehold::url::UrlOption;
 
 use crate::args::{Cli, HelpArgs};
 use crate::exit::Failure;
@@ -154,23 +155,26 @@ fn stores() -> String {
     let mut text = String::from(
         "A store is a URL, or an alias from config.toml (see `leasehold help environment`).\n\n",
     );
+    let mut previous = Vec::new();
     for store in STORES {
         let _ = writeln!(text, "  {:<40} {}", store.example, store.name);
         let _ = writeln!(text, "  {:<40} {}", "", store.can);
         if let Some(feature) = store.feature.filter(|_| !store.is_built_in()) {
             let _ = writeln!(text, "  {:<40} not in this build: it needs the cargo feature {feature}", "");
         }
+        let options: Vec<_> = store.options().map(described).collect();
+        let options = match options == previous {
+            true => "    the same options\n".to_owned(),
+            false => options.concat(),
+        };
+        let _ = writeln!(text, "{options}");
+        previous = store.options().map(described).collect();
     }
     text.push_str(
-        "
-The default is `sqlite:`, the file $XDG_STATE_HOME/leasehold/locks.db in the user's state directory. Its locks work
+        "The default is `sqlite:`, the file $XDG_STATE_HOME/leasehold/locks.db in the user's state directory. Its locks work
 only between processes on one machine.
 
-Options of every store, after `?`:
-  store_clock=off   do not use the store's clock to end the lease of a crashed holder; only observe the lock
-                    (not on postgres and redis, where the server's clock alone decides)
-  margin=5s         maximum error of the store's clock
-An unknown option is an error.
+Options come after `?`, as in the examples. An unknown option is an error.
 
 On s3 and gs, protocol=existence shares locks with clients that lock by creating an object and unlock by deleting it. It
 has no history and no cooldowns, and on s3 no fencing tokens. On azblob, protocol=lease shares locks with programs that
@@ -185,4 +189,15 @@ LEASEHOLD_HTTP_TOKEN to an access token of the server.
 ",
     );
     text
+}
+
+/// Returns a line of help for an option.
+fn described(option: &UrlOption) -> String {
+    let UrlOption { name, default, help, .. } = option;
+    let form = format!("{name}={}", option.values());
+    let line = match form.len() {
+        0..=36 => format!("{form:<36} "),
+        _ => format!("{form}\n    {:<36} ", ""),
+    };
+    format!("    {line}{} (default: {})\n", help.replace('`', ""), default.replace('`', ""))
 }

@@ -61,8 +61,8 @@ impl PlainObject {
     /// # Panics
     /// When the URL names no bucket or no endpoint.
     pub fn new(url: &str, lock: &str, ttl: Duration) -> Self {
-        let mut url = StoreUrl::parse(url).unwrap();
-        let endpoint = url.take("endpoint").expect("the store URL names an endpoint");
+        let url = StoreUrl::parse(url).unwrap();
+        let endpoint = url.option("endpoint").expect("the store URL names an endpoint");
         let bucket = url.authority().expect("the store URL names a bucket");
         let server = endpoint.trim_start_matches("http://").to_owned();
         Self { server, path: format!("/{bucket}/{lock}"), ttl }

@@ -38,9 +38,9 @@ impl Program {
 }
 
 fn peer_options(url: &str) -> Vec<String> {
-    let mut url = parsed(url);
-    let endpoint = url.take("endpoint").expect("the store URL names an endpoint");
-    client_options(&endpoint, url.authority().expect("the store URL names a table"))
+    let url = parsed(url);
+    let endpoint = url.option("endpoint").expect("the store URL names an endpoint");
+    client_options(endpoint, url.authority().expect("the store URL names a table"))
 }
 
 fn client_options(endpoint: &str, table: &str) -> Vec<String> {
@@ -92,7 +92,7 @@ impl TestStore for DynamoDb {
             return;
         }
         let (client, table) = client(url).await;
-        let endpoint = parsed(url).take("endpoint").unwrap();
+        let endpoint = parsed(url).option("endpoint").unwrap().to_owned();
         let marker = marker(&format!("{endpoint}/{table}"), "none");
         let request =
             client.put_item().table_name(table).item("key", AttributeValue::S(".leasehold-probe".into()));
@@ -148,11 +148,11 @@ pub fn operation(seen: &Seen, key: &str) -> Option<String> {
 /// # Panics
 /// When the URL has no endpoint or no region.
 pub async fn client(url: &str) -> (aws_sdk_dynamodb::Client, String) {
-    let mut url = parsed(url);
+    let url = parsed(url);
     let config = aws_config::load_defaults(aws_config::BehaviorVersion::latest()).await;
     let config = aws_sdk_dynamodb::config::Builder::from(&config)
-        .endpoint_url(url.take("endpoint").unwrap())
-        .region(aws_sdk_dynamodb::config::Region::new(url.take("region").unwrap()))
+        .endpoint_url(url.option("endpoint").unwrap())
+        .region(aws_sdk_dynamodb::config::Region::new(url.option("region").unwrap().to_owned()))
         .build();
     (aws_sdk_dynamodb::Client::from_conf(config), url.authority().unwrap().to_owned())
 }

@@ -60,7 +60,7 @@ pub fn serve(folder: &Path) -> String {
 
 /// Returns the folder of the server at `url`.
 fn folder(url: &str) -> std::path::PathBuf {
-    let token = parsed(url).take("token_file").expect("a URL of a server for tests");
+    let token = parsed(url).option("token_file").expect("a URL of a server for tests").to_owned();
     Path::new(&token).parent().unwrap().to_owned()
 }
 

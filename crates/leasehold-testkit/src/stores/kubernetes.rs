@@ -137,7 +137,7 @@ pub fn namespace(url: &str) -> String {
 
 /// Returns the `host:port` of the forwarder in `url`.
 pub fn address(url: &str) -> String {
-    let endpoint = parsed(url).take("endpoint").expect("an endpoint");
+    let endpoint = parsed(url).option("endpoint").expect("an endpoint").to_owned();
     endpoint.trim_start_matches("http://").to_owned()
 }
 

@@ -128,7 +128,7 @@ pub fn make_table(url: &str) {
 
 /// Returns the table that `url` names.
 pub fn table(url: &str) -> String {
-    parsed(url).take("table").expect("the store URL names a table")
+    parsed(url).option("table").expect("the store URL names a table").to_owned()
 }
 
 /// Runs SQL with `psql` and returns its output.

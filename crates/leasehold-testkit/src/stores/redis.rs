@@ -139,7 +139,7 @@ impl TestStore for Redis {
 
 /// Returns the key of the lock `name` in the store at `url`.
 pub fn key(url: &str, name: &str) -> String {
-    format!("{}{name}", parsed(url).take("prefix").unwrap_or_default())
+    format!("{}{name}", parsed(url).option("prefix").unwrap_or_default())
 }
 
 /// Runs a command on the server of `url` with `redis-cli` and returns its output.

@@ -152,8 +152,8 @@ impl TestStore for S3 {
 /// # Panics
 /// When the URL has no endpoint or no region.
 pub async fn client(url: &str) -> aws_sdk_s3::Client {
-    let mut url = parsed(url);
-    client_of(&url.take("endpoint").unwrap(), url.take("region").unwrap()).await
+    let url = parsed(url);
+    client_of(url.option("endpoint").unwrap(), url.option("region").unwrap().to_owned()).await
 }
 
 async fn client_of(endpoint: &str, region: String) -> aws_sdk_s3::Client {

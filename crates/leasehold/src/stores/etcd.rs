@@ -14,7 +14,6 @@ pub(crate) mod fuzzing;
 mod hold;
 mod keys;
 mod leases;
-mod login;
 mod requests;
 mod rules;
 mod session;

@@ -24,10 +24,7 @@ pub(crate) fn readings(url: &StoreUrl) -> Vec<Result<String>> {
         "etcd" => vec![super::etcd::fuzzing::reading(url, &mut options)],
         #[cfg(feature = "sqlite")]
         "sqlite" => vec![super::sqlite::fuzzing::reading(url)],
-        _ => {
-            let mut url = url.clone();
-            vec![url.take_common(&mut options).and_then(|()| url.finish()).map(|()| String::new())]
-        }
+        _ => vec![url.clone().checked(&mut options).map(|_| String::new())],
     }
 }
 

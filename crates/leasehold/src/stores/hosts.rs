@@ -1,12 +1,13 @@
-//! The parts that the URLs of servers have in common: the hosts, and the files of the client certificate.
+//! The parts that the URLs of servers have in common: the hosts, the login and TLS.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::Ipv6Addr;
 
 use crate::error::Error;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::url::StoreUrl;
+use crate::stores::password::Password;
+use crate::url::{CheckedUrl, is_host_name, is_this_machine};
 
 /// The host and the port of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,8 +34,7 @@ impl Host {
 
     /// Returns whether the host is this machine, so that requests to it do not leave the machine.
     pub(super) fn is_this_machine(&self) -> bool {
-        let address = self.name.parse::<IpAddr>();
-        self.name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
+        is_this_machine(&self.name)
     }
 }
 
@@ -47,9 +47,93 @@ impl fmt::Display for Host {
     }
 }
 
+/// The TLS options of a store URL: paths of PEM files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tls {
+    /// The authority that signs the servers' certificates. If it is `None`, the authorities that the machine trusts are
+    /// used.
+    pub(super) authority: Option<String>,
+    /// The client certificate and its private key.
+    pub(super) identity: Option<(String, String)>,
+}
+
+/// The servers that a store URL names, with the login for them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Servers {
+    pub(super) hosts: Vec<Host>,
+    pub(super) user: Option<String>,
+    pub(super) password: Option<Password>,
+    /// If `None`, connections are not encrypted.
+    pub(super) tls: Option<Tls>,
+    /// Whether secrets may be sent to other machines without TLS.
+    plaintext: bool,
+}
+
+impl Servers {
+    /// Reads the servers from `url`.
+    pub(super) fn of(url: &CheckedUrl, port: u16) -> Result<Self, Error> {
+        let hosts = url.url.authority().unwrap_or("").split(',').map(|text| {
+            Host::parse(text, port).ok_or_else(|| {
+                let what = format!("the host and port of a `{}:` server", url.url.scheme());
+                let message = match text {
+                    "" => "the store URL names no host".to_owned(),
+                    _ => format!("{} is not {what}", shown(text)),
+                };
+                Error::invalid(message).with_help(url.form())
+            })
+        });
+        Ok(Self {
+            hosts: hosts.collect::<Result<_, _>>()?,
+            user: url.url.user().filter(|user| !user.is_empty()).map(str::to_owned),
+            password: Password::of(url)?,
+            tls: tls(url)?,
+            plaintext: url.switch("plaintext"),
+        })
+    }
+
+    /// Returns whether all hosts are this machine.
+    pub(super) fn are_this_machine(&self) -> bool {
+        self.hosts.iter().all(Host::is_this_machine)
+    }
+
+    /// Checks that others cannot read the login in transit. `has_login` is whether one is sent, and `stays_here` is
+    /// whether it is sent only to this machine.
+    pub(super) fn check_secrecy(&self, has_login: bool, stays_here: bool) -> Result<(), Error> {
+        if !has_login || stays_here || self.tls.is_some() || self.plaintext {
+            return Ok(());
+        }
+        Err(Error::invalid("the login would be sent unencrypted to another machine").with_help(
+            "use tls=on (and ca=FILE for a private authority), or, in a network that you trust, add plaintext=on",
+        ))
+    }
+}
+
+/// Reads the TLS options. TLS is on with `tls=on`, or if a file or a name for it is given.
+fn tls(url: &CheckedUrl) -> Result<Option<Tls>, Error> {
+    let (authority, certificate, key) = (url.text("ca"), url.text("cert"), url.text("key"));
+    let identity = match (certificate, key) {
+        (None, None) => None,
+        // One file may contain both.
+        (Some(certificate), None) => Some((certificate.clone(), certificate)),
+        (Some(certificate), Some(key)) => Some((certificate, key)),
+        (None, Some(_)) => {
+            return Err(Error::invalid("the option `key` needs the option `cert`")
+                .with_help("name the certificate that the key belongs to: cert=FILE&key=FILE"));
+        }
+    };
+    let wanted = authority.is_some() || identity.is_some() || url.url.option("server_name").is_some();
+    match url.maybe("tls") {
+        Some(false) if wanted => Err(Error::invalid("tls=off, but there are TLS options")
+            .with_help("leave out `tls`, or the other TLS options")),
+        Some(true) => Ok(Some(Tls { authority, identity })),
+        None if wanted => Ok(Some(Tls { authority, identity })),
+        Some(false) | None => Ok(None),
+    }
+}
+
 /// Returns the text with which an error names a host that cannot be parsed. If the `@` after a password is missing, the
 /// password looks like a part of the host. So text that may be a login is not shown.
-pub(super) fn shown(text: &str) -> String {
+fn shown(text: &str) -> String {
     let may_be_login = text
         .rsplit_once(':')
         .is_some_and(|(name, port)| name.contains(':') || !port.bytes().all(|byte| byte.is_ascii_digit()));
@@ -57,26 +141,6 @@ pub(super) fn shown(text: &str) -> String {
         "the part before the path".to_owned()
     } else {
         format!("{text:?}")
-    }
-}
-
-pub(super) fn is_host_name(text: &str) -> bool {
-    text.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
-}
-
-/// Takes `cert` and `key` out of `url`: the files of the client certificate and its private key.
-///
-/// # Errors
-/// Invalid for `key` without `cert`.
-pub(super) fn take_identity(url: &mut StoreUrl) -> Result<Option<(String, String)>, Error> {
-    match (url.take("cert"), url.take("key")) {
-        (None, None) => Ok(None),
-        // One file may contain both.
-        (Some(certificate), None) => Ok(Some((certificate.clone(), certificate))),
-        (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
-        (None, Some(_)) => Err(Error::invalid("the option `key` needs the option `cert`")
-            .with_help("name the certificate that the key belongs to: cert=FILE&key=FILE")),
     }
 }
 
@@ -94,5 +158,86 @@ pub(super) fn none_of(failed: Vec<StoreError>) -> StoreError {
     match failed.into_iter().find_map(|error| error.fault().help.clone()) {
         Some(help) => fault.with_help(help).not_applied(),
         None => fault.not_applied(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::StoreOptions;
+    use crate::url::StoreUrl;
+
+    fn servers(url: &str) -> Result<Servers, Error> {
+        Servers::of(&StoreUrl::parse(url)?.checked(&mut StoreOptions::default())?, 7)
+    }
+
+    #[test]
+    fn a_url_names_hosts_a_login_and_files() {
+        let servers = servers("etcd://al%40ice:p%2Fw@h1:70,h2,[::1]:9/x?ca=/ca&cert=/me").unwrap();
+        let hosts: Vec<_> = servers.hosts.iter().map(ToString::to_string).collect();
+        assert_eq!(hosts, ["h1:70", "h2:7", "[::1]:9"]);
+        assert_eq!(
+            (servers.user.as_deref(), &*servers.password.unwrap().read().unwrap()),
+            (Some("al@ice"), "p/w")
+        );
+        let identity = Some(("/me".into(), "/me".into())); // one file may hold both
+        assert_eq!(servers.tls, Some(Tls { authority: Some("/ca".into()), identity }));
+    }
+
+    #[test]
+    fn a_bad_host_is_named_unless_it_may_be_a_login() {
+        for (url, named) in [
+            ("etcd:///p", "no host"),
+            ("etcd://h,,i", "no host"),
+            ("etcd://h:0", "h:0"),
+            ("etcd://h:99999", "h:99999"),
+            ("etcd://a b", "a b"),
+            ("etcd://[::g]:1", "::g"),
+            ("etcd://u:hunter2h", "the part before the path"),
+            ("etcd://u:hunter2h:1", "the part before the path"),
+            ("etcd://u:hunter2@h:x", "the part before the path"),
+        ] {
+            let error = servers(url).unwrap_err();
+            assert!(error.to_string().contains(named) && !error.help().is_empty(), "{url}: {error:?}");
+            assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn tls_is_on_with_any_of_its_options() {
+        for (options, is_on) in
+            [("", false), ("tls=off", false), ("tls=on", true), ("ca=/c", true), ("server_name=x", true)]
+        {
+            assert_eq!(servers(&format!("etcd://h?{options}")).unwrap().tls.is_some(), is_on, "{options}");
+        }
+        for (options, named) in
+            [("tls=off&ca=/c", "tls=off"), ("tls=off&server_name=x", "tls=off"), ("key=/k", "`cert`")]
+        {
+            let error = servers(&format!("etcd://h?{options}")).unwrap_err();
+            assert!(error.to_string().contains(named) && !error.help().is_empty(), "{options}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn a_login_is_not_sent_in_the_clear() {
+        let check = |url: &str| {
+            let servers = servers(url).unwrap();
+            servers.check_secrecy(servers.user.is_some(), servers.are_this_machine())
+        };
+        for hosts in ["h", "10.0.0.1:1", "localhost,h", "127.0.0.1.example.com", "[2001:db8::1]:1"] {
+            for option in ["", "plaintext=off"] {
+                let error = check(&format!("etcd://u:hunter2@{hosts}/?{option}")).unwrap_err();
+                assert!(error.to_string().contains("unencrypted"), "{hosts}: {error:?}");
+                assert!(error.help()[0].contains("plaintext=on"), "{error:?}");
+                assert!(!format!("{error:?}").contains("hunter2"));
+            }
+            for allowed in ["tls=on", "plaintext=on"] {
+                check(&format!("etcd://u:hunter2@{hosts}/?{allowed}")).unwrap();
+            }
+            check(&format!("etcd://{hosts}")).unwrap();
+        }
+        for hosts in ["localhost", "LOCALHOST:1", "127.0.0.1:1,[::1]:2,127.8.0.1"] {
+            check(&format!("etcd://u:hunter2@{hosts}")).unwrap();
+        }
     }
 }

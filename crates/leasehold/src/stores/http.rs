@@ -44,7 +44,7 @@ const POLL_INTERVAL: PollInterval =
 ///
 /// The bearer token comes from the variable `LEASEHOLD_HTTP_TOKEN`, or from the file that the option `token_file`
 /// names, which is read again for each request. `ca` names a PEM file of additional trusted authorities, and `proxy`
-/// names an HTTP proxy. `http:` to another machine needs `insecure=on`. The common options `store_clock` and `margin`
+/// names an HTTP proxy. `http:` to another machine needs `plaintext=on`. The common options `store_clock` and `margin`
 /// have no effect, because the server reads its store's clock.
 ///
 /// ```no_run
@@ -60,10 +60,8 @@ const POLL_INTERVAL: PollInterval =
 /// Invalid for a URL or a token that cannot be used. Unavailable if the server does not respond. Denied if it does not
 /// know the token. Unsupported if it is not a `leasehold serve` that this client supports, or if its store keeps no
 /// history.
-pub async fn open(mut url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
-    url.take_common(&mut options)?;
-    let config = Config::from_url(&mut url)?;
-    url.finish()?;
+pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
+    let config = Config::from_url(url, &mut options)?;
     let client = Client::new(config, options.env)?;
     let mut budget = RetryBudget::of_question_within(&client.env, options.open_timeout);
     let described = repeated(&mut budget, || client.described()).await?;

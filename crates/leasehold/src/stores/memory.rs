@@ -40,14 +40,13 @@ const METADATA_BYTES: usize = 2_048;
 ///
 /// # Errors
 /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if the URL contains anything but `mem:` and common options.
-pub fn open(mut url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
+pub fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     if url.authority().is_some() || !url.path().is_empty() {
         // Does not show the text, because it could be the URL of another store, with its password.
         return Err(Error::invalid("a `mem:` URL contains a name, but the memory store has no names")
             .with_help("write `mem:`; to share locks between processes use sqlite:PATH"));
     }
-    url.take_common(&mut options)?;
-    url.finish()?;
+    url.checked(&mut options)?;
     let register = MemoryRegister::new(options.env.clone());
     Ok(Arc::new(RegisterLeases::new(Arc::new(register), options)))
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Error, ErrorKind, StoreError};
-use crate::url::StoreUrl;
+use crate::url::CheckedUrl;
 
 /// The source of a password. `Debug` does not show the password.
 #[derive(Clone, PartialEq, Eq)]
@@ -29,33 +29,31 @@ impl fmt::Debug for Password {
 }
 
 impl Password {
-    /// Takes the password, or the option that names its source, out of `url`. Returns `None` if there is neither.
+    /// Returns the password in `url`, or its source. Returns `None` if there is neither.
     ///
     /// # Errors
-    /// Invalid for more than one source, and for a malformed source.
-    pub(super) fn take(url: &mut StoreUrl) -> Result<Option<Self>, Error> {
-        let given = url.password().map(|password| Self::Given(password.to_owned()));
-        let variable = Self::variable(url, "password_env")?;
-        let file = Self::file(url, "password_file")?;
-        let mut places = [given, variable, file].into_iter().flatten();
+    /// Invalid for more than one source.
+    pub(super) fn of(url: &CheckedUrl) -> Result<Option<Self>, Error> {
+        let given = url.url.password().map(|password| Self::Given(password.to_owned()));
+        Self::one_of(given, url, "password_env", "password_file")
+    }
+
+    /// Returns `given`, or the source of a password that one of two options names.
+    pub(super) fn one_of(
+        given: Option<Self>,
+        url: &CheckedUrl,
+        variable: &'static str,
+        file: &'static str,
+    ) -> Result<Option<Self>, Error> {
+        let from_variable = url.text(variable).map(|name| Self::Variable { option: variable, name });
+        let from_file = url.text(file).map(|path| Self::File { option: file, path });
+        let mut places = [given, from_variable, from_file].into_iter().flatten();
         let (password, another) = (places.next(), places.next());
         if another.is_some() {
             return Err(Error::invalid("the store URL names more than one password")
-                .with_help("keep one of them: in the URL, `password_env` or `password_file`"));
+                .with_help(format!("keep one of them: in the URL, `{variable}` or `{file}`")));
         }
         Ok(password)
-    }
-
-    /// Takes the option that names a variable.
-    pub(super) fn variable(url: &mut StoreUrl, option: &'static str) -> Result<Option<Self>, Error> {
-        let name = url.take(option).map(|name| checked_variable(name, option)).transpose()?;
-        Ok(name.map(|name| Self::Variable { option, name }))
-    }
-
-    /// Takes the option that names a file.
-    pub(super) fn file(url: &mut StoreUrl, option: &'static str) -> Result<Option<Self>, Error> {
-        let path = url.take(option).map(|path| checked_file(path, option)).transpose()?;
-        Ok(path.map(|path| Self::File { option, path }))
     }
 
     /// Reads the password. Blocks if it is in a file.
@@ -115,29 +113,12 @@ impl Accepted {
     }
 }
 
-/// Checks the name of a variable. The error does not show the value, because it may be the password itself. Only names
-/// in capitals are accepted, because only those are shown by [`StoreUrl`].
-fn checked_variable(name: String, option: &str) -> Result<String, Error> {
-    if crate::url::is_variable(&name) {
-        return Ok(name);
-    }
-    Err(Error::invalid(format!("the option `{option}` is the name of an environment variable, in capitals"))
-        .with_help(format!("write {option}=LOCKS_PASSWORD, and set that variable to the password")))
-}
-
-fn checked_file(path: String, option: &str) -> Result<String, Error> {
-    if path.starts_with('/') && !path.chars().any(crate::types::is_unprintable) {
-        return Ok(path);
-    }
-    Err(Error::invalid(format!("the option `{option}` is the absolute path of a file")).with_help(format!(
-        "write {option}=/run/secrets/locks, a file that holds the password and nothing else"
-    )))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::error::Fault;
+    use crate::lease::StoreOptions;
+    use crate::url::StoreUrl;
 
     #[test]
     fn only_after_a_login_is_a_refused_login_transient() {
@@ -148,5 +129,41 @@ mod tests {
         assert_eq!(judged(ErrorKind::Denied), ErrorKind::Unavailable);
         assert_eq!(judged(ErrorKind::Invalid), ErrorKind::Unavailable);
         assert_eq!(judged(ErrorKind::Unsupported), ErrorKind::Unsupported);
+    }
+
+    fn read(url: &str) -> Result<Option<Password>, Error> {
+        Password::of(&StoreUrl::parse(url)?.checked(&mut StoreOptions::default())?)
+    }
+
+    #[test]
+    fn a_password_is_read_from_a_file_as_it_is_now() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("password");
+        let password = read(&format!("etcd://u@h?password_file={}", file.display())).unwrap().unwrap();
+        let error = password.read().unwrap_err();
+        assert!(error.to_string().contains("password_file") && !error.help().is_empty(), "{error:?}");
+        for (text, read) in [("one\n", "one"), ("two", "two"), ("three \r\n", "three "), ("\n\n", "\n")] {
+            std::fs::write(&file, text).unwrap();
+            assert_eq!(password.read().unwrap(), read);
+        }
+    }
+
+    #[test]
+    fn a_password_is_read_from_a_variable() {
+        // Set by cargo for its tests.
+        let password = read("etcd://u@h?password_env=CARGO_PKG_NAME").unwrap().unwrap();
+        assert_eq!(password.read().unwrap(), "leasehold");
+        let password = read("etcd://u@h?password_env=LEASEHOLD_NO_SUCH_VARIABLE").unwrap().unwrap();
+        assert!(password.read().unwrap_err().to_string().contains("LEASEHOLD_NO_SUCH_VARIABLE"));
+    }
+
+    #[test]
+    fn there_is_one_password_and_it_is_not_shown() {
+        for url in ["etcd://u:hunter2@h?password_file=/f", "etcd://u@h?password_file=/f&password_env=P"] {
+            let error = read(url).unwrap_err();
+            assert!(error.to_string().contains("more than one") && !error.help().is_empty(), "{error:?}");
+            assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
+        }
+        assert!(!format!("{:?}", read("etcd://u:hunter2@h").unwrap()).contains("hunter2"));
     }
 }

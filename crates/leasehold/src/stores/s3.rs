@@ -256,8 +256,7 @@ impl Register for S3Register {
     }
 
     fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
-        let endpoint =
-            checked_endpoint(endpoint.to_owned(), "the option `--endpoint`", self.access.plaintext)?;
+        let endpoint = checked_endpoint(endpoint, "the option `--endpoint`", self.access.plaintext)?;
         let config = self.client.config().to_builder().endpoint_url(&endpoint).build();
         let target = Target { endpoint: Some(endpoint), ..self.target.clone() };
         Ok(self.elsewhere(Client::from_conf(config), target))

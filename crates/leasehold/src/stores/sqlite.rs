@@ -92,10 +92,8 @@ const PAGE: u32 = 256;
 /// Invalid for a URL or a path that cannot be a lock file. Denied without write permission to the file and its folder.
 /// Unsupported for a file system that is not known to be local, or a file of a newer version. Corrupt for a file that
 /// is damaged or no SQLite database. Files of other programs are never overwritten.
-pub async fn open(mut url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
-    url.take_common(&mut options)?;
-    let location = Location::from_url(&mut url)?;
-    url.finish()?;
+pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
+    let location = Location::from_url(url, &mut options)?;
     let store = SqliteLeases::open(location, Machine::this()?, options.env).await?;
     Ok(Arc::new(store))
 }

@@ -7,16 +7,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 
 use crate::error::Error;
-
-/// The TLS options of a store URL: paths of PEM files.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tls {
-    /// The authority that signs the servers' certificates. If it is `None`, the authorities that the machine trusts are
-    /// used.
-    pub(super) authority: Option<String>,
-    /// The client certificate and its private key.
-    pub(super) identity: Option<(String, String)>,
-}
+use crate::stores::hosts::Tls;
 
 /// Returns the TLS configuration of a client for `store`. Blocks, because the files may be on a disk that hangs.
 pub(super) fn client_config(tls: &Tls, store: &str) -> Result<ClientConfig, Error> {

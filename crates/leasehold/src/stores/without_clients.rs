@@ -27,7 +27,6 @@ pub(crate) mod etcd {
     mod config;
     pub(crate) mod fuzzing;
     mod keys;
-    mod login;
     mod rules;
     mod value;
 

@@ -65,7 +65,7 @@ impl Access {
             Some(endpoint) => Some(endpoint.clone()),
             None => configured(&sdk, service, "AWS_ENDPOINT_URL", "endpoint_url")
                 .or_else(|| sdk.endpoint_url().map(str::to_owned))
-                .map(|text| checked_endpoint(text, "the endpoint of the AWS configuration", self.plaintext))
+                .map(|text| checked_endpoint(&text, "the endpoint of the AWS configuration", self.plaintext))
                 .transpose()?,
         };
         if let Some(endpoint) = &endpoint {

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use super::Keys;
-use crate::error::Error;
 use crate::lease::{LeaseStore, StoreOptions};
 use crate::protocol::RegisterLeases;
 use crate::register::Register;
-use crate::url::StoreUrl;
+use crate::url::CheckedUrl;
 
 /// How objects represent a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,16 +18,8 @@ pub(in crate::stores) enum Protocol {
 }
 
 impl Protocol {
-    /// Takes the option `protocol` out of `url`.
-    pub(in crate::stores) fn take(url: &mut StoreUrl) -> Result<Self, Error> {
-        match url.take("protocol").as_deref() {
-            None | Some("lease") => Ok(Self::Lease),
-            Some("existence") => Ok(Self::Existence),
-            Some(other) => Err(Error::invalid(format!("unknown protocol {other:?}")).with_help(
-                "the protocols are `lease`, which is the default, and `existence`, for sharing locks with clients that \
-                 create an object and delete it",
-            )),
-        }
+    pub(in crate::stores) fn of(url: &CheckedUrl) -> Self {
+        url.word("protocol", &[("lease", Self::Lease), ("existence", Self::Existence)]).unwrap_or(Self::Lease)
     }
 
     /// Creates a lease store that uses this protocol on `register`.

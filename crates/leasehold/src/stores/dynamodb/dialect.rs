@@ -1,8 +1,6 @@
 //! The formats of lease durations. AWS's Java client uses decimal milliseconds, its Go port uses Go's durations, and
 //! neither can read the other's format.
 
-use crate::error::Error;
-
 /// The client whose format is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Dialect {
@@ -17,17 +15,6 @@ pub(super) enum Dialect {
 const LONGEST_MS: u64 = 100 * 365 * 86_400_000;
 
 impl Dialect {
-    /// Returns the dialect with this name in the option `dialect`.
-    pub(super) fn named(name: &str) -> Result<Self, Error> {
-        match name {
-            "java" => Ok(Self::Java),
-            "go" => Ok(Self::Go),
-            other => Err(Error::invalid(format!("the option `dialect` is java or go, not {other:?}")).with_help(
-                "java: AWS's lock client and leasehold alone; go: the table is shared with cirello.io/dynamolock",
-            )),
-        }
-    }
-
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Java => "java",
@@ -138,12 +125,10 @@ mod tests {
     #[test]
     fn each_dialect_reads_what_it_writes() {
         for dialect in [Dialect::Java, Dialect::Go] {
-            assert_eq!(Dialect::named(dialect.name()).unwrap(), dialect);
             for ms in [0, 500, 30_000, 86_400_000] {
                 assert_eq!(dialect.millis(&dialect.text(ms)), Some(ms));
             }
             assert_eq!(dialect.millis(&dialect.text(u64::MAX)), Some(3_153_600_000_000), "a century");
         }
-        assert!(Dialect::named("rust").unwrap_err().help()[0].contains("dynamolock"));
     }
 }

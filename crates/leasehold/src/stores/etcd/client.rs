@@ -17,10 +17,9 @@ use tonic::{Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use self::keep_alive::{KeepAlives, Open};
-use super::config::Location;
+use super::config::{Location, Login};
 use super::connect::{Connector, Files};
 use super::errors::{Effect, EtcdError, Link, of_status};
-use super::login::Login;
 use super::wire::{
     AuthenticateRequest, AuthenticateResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse,
     LeaseRevokeRequest, LeaseRevokeResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,
@@ -69,7 +68,7 @@ impl Client {
         let connector = Connector::to(location);
         let files = connector.read()?;
         // Reports an unreadable password at once, and not with the first request.
-        location.login.as_ref().map(Login::password).transpose()?;
+        location.login.as_ref().map(|login| login.password.read()).transpose()?;
         Ok(Self {
             members: Mutex::new(members(&connector, &files)?),
             connector,
@@ -292,8 +291,8 @@ impl Client {
             return Ok(Some(token.clone()));
         }
         // Reads the password for each login, on a blocking thread, because a file may be on a disk that hangs.
-        let reads = login.clone();
-        let password = match tokio::task::spawn_blocking(move || reads.password()).await {
+        let reads = login.password.clone();
+        let password = match tokio::task::spawn_blocking(move || reads.read()).await {
             Ok(Ok(password)) => password,
             // The password was readable when the store was opened, so another attempt may succeed.
             Ok(Err(error)) => return Err(EtcdError::Failed(unread(&error).not_applied())),

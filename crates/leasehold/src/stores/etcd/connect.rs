@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
-use super::config::{Location, Tls};
+use super::config::Location;
 use crate::error::{Error, ErrorKind};
+use crate::stores::hosts::Tls;
 
 /// The time limit for a connection and its TLS handshake. The system sends a lost SYN again after one second.
 const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
@@ -20,6 +21,7 @@ const PING_LIMIT: Duration = Duration::from_secs(5);
 pub(super) struct Connector {
     members: Vec<String>,
     tls: Option<Tls>,
+    server_name: Option<String>,
 }
 
 /// The contents of the TLS files of a store URL.
@@ -31,7 +33,8 @@ pub(super) struct Files {
 
 impl Connector {
     pub(super) fn to(location: &Location) -> Self {
-        Self { members: location.members.clone(), tls: location.tls.clone() }
+        let Location { members, tls, server_name, .. } = location.clone();
+        Self { members, tls, server_name }
     }
 
     pub(super) fn members(&self) -> &[String] {
@@ -67,7 +70,7 @@ impl Connector {
     /// # Errors
     /// Invalid for a bad host, and for files that contain no certificate.
     pub(super) fn channels(&self, files: &Files) -> Result<Vec<Channel>, Error> {
-        let tls = self.tls.as_ref().map(|tls| tls.config(files));
+        let tls = self.is_tls().then(|| self.config(files));
         let scheme = if tls.is_some() { "https" } else { "http" };
         let channel = |member: &String| {
             let mut endpoint = Endpoint::from_shared(format!("{scheme}://{member}"))
@@ -90,9 +93,7 @@ impl Connector {
         };
         self.members.iter().map(channel).collect()
     }
-}
 
-impl Tls {
     fn config(&self, files: &Files) -> ClientTlsConfig {
         let mut tls = ClientTlsConfig::new().timeout(CONNECT_LIMIT);
         tls = match &files.authority {

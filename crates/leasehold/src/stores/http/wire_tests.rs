@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 use super::answers::Described;
 use super::config::BearerToken;
 use super::*;
-use crate::lease::{Holder, HolderInfo, LossReason, Secret, State, Ttl, Watch};
+use crate::lease::{Holder, HolderInfo, LossReason, Secret, State, StoreOptions, Ttl, Watch};
 use crate::stores::over_http::answer::tests::short;
 use crate::stores::over_http::scripted::{Reply, Seen, Server, answer};
 use crate::stores::over_http::transport::Transport;
@@ -304,8 +304,9 @@ async fn each_request_has_the_token_that_is_in_the_file_now() {
     let file = folder.path().join("token");
     let server = Server::start(|_| ok(&json!({ "lock": name(), "state": "free", "token": null }))).await;
     std::fs::write(&file, "one").unwrap();
-    let mut url = StoreUrl::parse(&format!("{}?token_file={}", server.url, file.display())).unwrap();
-    let client = Client::new(Config::from_url(&mut url).unwrap(), Env::system()).unwrap();
+    let url = StoreUrl::parse(&format!("{}?token_file={}", server.url, file.display())).unwrap();
+    let client =
+        Client::new(Config::from_url(url, &mut StoreOptions::default()).unwrap(), Env::system()).unwrap();
     let store = HttpLeases::new(client, described()).unwrap();
     store.inspect(&name()).await.unwrap();
     std::fs::write(&file, "two\n").unwrap();
@@ -504,8 +505,9 @@ async fn a_token_that_is_replaced_late_is_accepted_again() {
         }
     })
     .await;
-    let mut url = StoreUrl::parse(&format!("{}?token_file={}", server.url, file.display())).unwrap();
-    let client = Client::new(Config::from_url(&mut url).unwrap(), Env::system()).unwrap();
+    let url = StoreUrl::parse(&format!("{}?token_file={}", server.url, file.display())).unwrap();
+    let client =
+        Client::new(Config::from_url(url, &mut StoreOptions::default()).unwrap(), Env::system()).unwrap();
     client.shown(&name()).await.unwrap();
     *valid.lock().unwrap() = "two";
     for _ in 0..2 {
@@ -524,8 +526,9 @@ async fn a_ca_file_that_is_replaced_is_read_again() {
     let server = Server::start_tls(folder.path(), script).await;
     let ca = folder.path().join("trusted.pem");
     std::fs::copy(other.path().join("ca.pem"), &ca).unwrap();
-    let mut url = StoreUrl::parse(&format!("{}?ca={}", server.url, ca.display())).unwrap();
-    let client = Client::new(Config::from_url(&mut url).unwrap(), Env::system()).unwrap();
+    let url = StoreUrl::parse(&format!("{}?ca={}", server.url, ca.display())).unwrap();
+    let client =
+        Client::new(Config::from_url(url, &mut StoreOptions::default()).unwrap(), Env::system()).unwrap();
     let error = client.shown(&name()).await.unwrap_err();
     assert!(error.is_transient() && error.fault().help.as_ref().unwrap().contains("ca=FILE"), "{error:?}");
     std::fs::copy(folder.path().join("ca.pem"), &ca).unwrap();
@@ -548,8 +551,9 @@ async fn a_response_of_another_server_is_recognised() {
     ] {
         let reply = Arc::new(Mutex::new(Some(reply)));
         let server = Server::start(move |_| reply.lock().unwrap().take().unwrap()).await;
-        let mut url = StoreUrl::parse(&server.url).unwrap();
-        let client = Client::new(Config::from_url(&mut url).unwrap(), Env::system()).unwrap();
+        let url = StoreUrl::parse(&server.url).unwrap();
+        let client =
+            Client::new(Config::from_url(url, &mut StoreOptions::default()).unwrap(), Env::system()).unwrap();
         let error = client.described().await.map(drop).unwrap_err();
         let told = error.fault().help.clone().unwrap_or_default();
         assert!(error.to_string().contains(named) && told.contains(help), "{error:?}");

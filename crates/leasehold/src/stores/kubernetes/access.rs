@@ -45,12 +45,8 @@ pub(super) struct Access {
 impl Access {
     /// Fails if the server would receive credentials unencrypted.
     pub(super) fn checked(self) -> Result<Self, Error> {
-        if self.source != Source::Connection && !self.transport.keeps_secrets(&self.server) {
-            return Err(Error::invalid(format!(
-                "the server {:?} would receive credentials unencrypted",
-                self.server
-            ))
-            .with_help("use https://"));
+        if self.source != Source::Connection {
+            self.transport.check_secrecy(&self.server, "credentials")?;
         }
         Ok(self)
     }

@@ -7,7 +7,8 @@ use serde::Deserialize;
 
 use super::access::{Access, Plugin, Secret, Source};
 use crate::error::Error;
-use crate::stores::over_http::transport::{Proxy, Transport, checked_url};
+use crate::stores::over_http::transport::{Proxy, Transport};
+use crate::url::checked_url;
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
@@ -193,7 +194,7 @@ fn checked_transport(cluster: &Cluster, transport: Transport) -> Result<Transpor
     match cluster.proxy_url.as_deref().filter(|url| !url.is_empty()) {
         Some(url) if transport.proxy == Proxy::None => {
             // The part before `@` is a login.
-            let fine = !url.contains('@') && checked_url(url, "").is_ok();
+            let fine = checked_url(url, "").is_ok();
             if !fine {
                 return Err(invalid("its proxy-url is not a URL like http://host:3128")
                     .with_help("set HTTPS_PROXY to the proxy, and write ?proxy=env"));

@@ -4,6 +4,7 @@
 use sha2::{Digest, Sha256};
 
 use crate::types::LockName;
+use crate::url::is_name;
 
 /// The longest name of an object.
 const MAX_BYTES: usize = 253;
@@ -38,25 +39,9 @@ pub(super) fn is_encoded(lease: &str) -> bool {
     lease.starts_with(OURS)
 }
 
-/// Returns whether `text` is a DNS label (RFC 1123), like the name of a namespace.
-pub(super) fn is_label(text: &str) -> bool {
-    let letter = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-    let bytes = text.as_bytes();
-    text.len() <= 63
-        && bytes.first().is_some_and(letter)
-        && bytes.last().is_some_and(letter)
-        && bytes.iter().all(|b| letter(b) || *b == b'-')
-}
-
 /// Returns whether `text` consists of labels of any length, like the name of an object.
 fn is_subdomain(text: &str) -> bool {
-    let letter = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-    text.split('.').all(|label| {
-        let bytes = label.as_bytes();
-        bytes.first().is_some_and(letter)
-            && bytes.last().is_some_and(letter)
-            && bytes.iter().all(|b| letter(b) || *b == b'-')
-    })
+    text.split('.').all(|label| is_name(label, 1..=usize::MAX, b"-"))
 }
 
 /// Encodes `bytes` in base32hex (RFC 4648, section 7), without padding and in lower case.

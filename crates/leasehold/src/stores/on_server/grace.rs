@@ -3,25 +3,11 @@
 
 use std::time::Duration;
 
-use crate::error::{Error, ErrorKind, Fault, StoreError};
+use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::HolderInfo;
-use crate::url::StoreUrl;
-
-/// The longest grace.
-const LONGEST: Duration = Duration::from_secs(48 * 60 * 60);
 
 /// How much longer than the lease the suggested grace is. Covers replicas that lag by default, with a reserve.
 const RESERVE: Duration = Duration::from_secs(15);
-
-/// Takes the option from a store URL.
-pub(in super::super) fn take(url: &mut StoreUrl, default: Duration) -> Result<Duration, Error> {
-    match url.take_duration("failover_grace")? {
-        None => Ok(default),
-        Some(grace) if grace <= LONGEST => Ok(grace),
-        Some(_) => Err(Error::invalid("the option `failover_grace` is longer than 48 hours")
-            .with_help("it must be longer than the longest lease; leases last at most 24 hours")),
-    }
-}
 
 /// Fails if a lease of `span` could outlast the grace. A replaced server may still renew leases for `lag`.
 pub(in super::super) fn check(grace: Duration, span: Duration, lag: Duration) -> Result<(), StoreError> {

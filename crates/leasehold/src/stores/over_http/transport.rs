@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::error::Error;
-use crate::url::StoreUrl;
+use crate::url::{CheckedUrl, check_secrecy};
 
 /// The proxy for requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,61 +22,65 @@ pub(in crate::stores) struct Transport {
     pub(in crate::stores) proxy: Proxy,
     /// A PEM file of certificate authorities that are trusted in addition to the authorities of the system.
     pub(in crate::stores) authorities: Option<PathBuf>,
+    /// Whether secrets may be sent to another machine without TLS.
+    pub(in crate::stores) plaintext: bool,
 }
 
 impl Transport {
-    /// Takes the options `proxy` and `ca` out of `url`.
-    pub(in crate::stores) fn take(url: &mut StoreUrl) -> Result<Self, Error> {
-        Ok(Self {
-            proxy: url.take("proxy").map(checked_proxy).transpose()?.unwrap_or_default(),
-            authorities: url.take("ca").map(|path| checked_file("ca", path)).transpose()?,
-        })
+    pub(in crate::stores) fn of(url: &CheckedUrl) -> Self {
+        Self {
+            proxy: match url.location("proxy") {
+                None => Proxy::None,
+                Some(text) if text == "env" => Proxy::Environment,
+                Some(proxy) => Proxy::At(proxy),
+            },
+            authorities: url.text("ca").map(PathBuf::from),
+            plaintext: url.switch("plaintext"),
+        }
     }
 
-    /// Returns whether a request to `endpoint` keeps its contents secret. The connection must be encrypted, or must
-    /// stay on this machine and use no proxy.
-    pub(in crate::stores) fn keeps_secrets(&self, endpoint: &str) -> bool {
-        let Some(host) = endpoint.strip_prefix("http://") else { return true };
-        let host = host.split('/').next().unwrap_or(host);
-        let host = host.rsplit_once(':').map_or(host, |(host, _port)| host);
-        self.proxy == Proxy::None && matches!(host, "localhost" | "127.0.0.1" | "[::1]")
+    /// Checks that others cannot read `what` in a request to `endpoint`. The connection must be encrypted, or stay on
+    /// this machine and use no proxy, unless the user allows plaintext.
+    pub(in crate::stores) fn check_secrecy(&self, endpoint: &str, what: &str) -> Result<(), Error> {
+        let proxied = self.proxy != Proxy::None && endpoint.starts_with("http://");
+        check_secrecy(endpoint, what, proxied, self.plaintext)
     }
 }
 
-pub(in crate::stores) fn checked_file(option: &str, path: String) -> Result<PathBuf, Error> {
-    if path.starts_with('/') && !path.chars().any(crate::types::is_unprintable) {
-        return Ok(PathBuf::from(path));
-    }
-    Err(Error::invalid(format!("the option `{option}` is {path:?}, which is not an absolute path"))
-        .with_help(format!("write ?{option}=/path/to/file.pem")))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn checked_proxy(proxy: String) -> Result<Proxy, Error> {
-    if proxy == "env" {
-        return Ok(Proxy::Environment);
-    }
-    // The error does not show the value, because the part before `@` is a login.
-    if proxy.contains('@') {
-        return Err(Error::invalid("the option `proxy` contains a login")
-            .with_help("set HTTPS_PROXY to the proxy with its login, and write proxy=env"));
-    }
-    checked_url(&proxy, "the option `proxy`").map(Proxy::At).map_err(|error| {
-        error.with_help("a proxy is like http://proxy.example.com:3128, or `env` for HTTPS_PROXY")
-    })
-}
-
-/// Checks the URL of a host, and returns it without trailing slashes.
-pub(in crate::stores) fn checked_url(url: &str, source: &str) -> Result<String, Error> {
-    let url = url.trim_end_matches('/');
-    let host = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
-    let Some(host) = host else {
-        return Err(Error::invalid(format!("{source} is {url:?}, without http:// or https://")));
-    };
-    let fine = host.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '[')
-        && host.bytes().all(|b| b.is_ascii_graphic() && !b"?#\\\"<>^`{|}".contains(&b));
-    if fine {
-        Ok(url.to_owned())
-    } else {
-        Err(Error::invalid(format!("{source} is {url:?}, which is not the URL of a host")))
+    #[test]
+    fn secrets_are_encrypted_or_stay_on_this_machine() {
+        let check = |endpoint: &str, transport: Transport| transport.check_secrecy(endpoint, "tokens");
+        let proxies = || [Proxy::Environment, Proxy::At("http://proxy:1".into())];
+        for endpoint in [
+            "http://minio:9000",
+            "http://10.0.0.1",
+            "http://127.0.0.1.example.com:80",
+            "http://localhost.example.com",
+            "http://[2001:db8::1]:9",
+        ] {
+            let error = check(endpoint, Transport::default()).unwrap_err();
+            assert!(
+                error.to_string().contains(endpoint) && error.to_string().contains("unencrypted"),
+                "{error:?}"
+            );
+            assert!(error.help()[0].contains("plaintext=on"), "{error:?}");
+            check(endpoint, Transport { plaintext: true, ..Transport::default() }).unwrap();
+        }
+        for endpoint in
+            ["http://localhost:9000/path", "http://127.0.0.1", "http://127.1.2.3:9", "http://[::1]:9"]
+        {
+            check(endpoint, Transport::default()).unwrap();
+            for proxy in proxies() {
+                let transport = Transport { proxy, ..Transport::default() };
+                assert!(check(endpoint, transport).is_err(), "a proxy may be on another machine");
+            }
+        }
+        for proxy in proxies() {
+            check("https://minio:9000", Transport { proxy, ..Transport::default() }).unwrap();
+        }
     }
 }

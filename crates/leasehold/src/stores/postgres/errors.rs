@@ -79,7 +79,7 @@ fn connection_help(why: &str, is_tls: bool) -> Option<(ErrorKind, &'static str)>
         ),
         true if says(&["server does not support TLS"]) => (
             ErrorKind::Invalid,
-            "the server has no TLS (ssl=off): turn it on; in a network that you trust, add sslmode=disable&allow_plaintext_credentials=on",
+            "the server has no TLS (ssl=off): turn it on; in a network that you trust, add tls=off&plaintext=on",
         ),
         _ if says(&["Connection refused"]) => {
             (ErrorKind::Unavailable, "is the server running, and are the host and port right?")
@@ -129,7 +129,7 @@ fn fault(answer: &DbError, table: &Table) -> Fault {
         ),
         "28000" if said.contains("no encryption") => (
             ErrorKind::Denied,
-            "if the server accepts only TLS connections: leave out sslmode=disable of the store URL (or check \
+            "if the server accepts only TLS connections: leave out tls=off of the store URL (or check \
              pg_hba.conf on the server)"
                 .to_owned(),
         ),

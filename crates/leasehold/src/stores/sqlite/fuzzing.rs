@@ -15,15 +15,12 @@ use super::{rules, schema};
 use crate::env::Env;
 use crate::error::{ErrorKind, Result};
 use crate::fuzzing::{StandingClock, assert_readable, assert_readable_fault, seed};
-use crate::lease::{Claim, Holder, Token, Ttl};
+use crate::lease::{Claim, Holder, StoreOptions, Token, Ttl};
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
 pub(in crate::stores) fn reading(url: &StoreUrl) -> Result<String> {
-    let mut url = url.clone();
-    let location = Location::from_url(&mut url)?;
-    url.finish()?;
-    Ok(format!("{location:?}"))
+    Location::from_url(url.clone(), &mut StoreOptions::default()).map(|location| format!("{location:?}"))
 }
 
 thread_local! {

@@ -12,6 +12,7 @@ use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use super::file_system;
 use crate::error::{Error, ErrorKind, Fault};
+use crate::lease::StoreOptions;
 use crate::url::StoreUrl;
 
 /// A location that has not been checked yet.
@@ -25,12 +26,13 @@ pub(super) struct Location {
 }
 
 impl Location {
-    /// Takes the location out of `url`.
+    /// Reads the location, and applies the common settings of `url` to `options`.
     ///
     /// # Errors
     /// Invalid for a URL with an authority or with a path that is not a file.
-    pub(super) fn from_url(url: &mut StoreUrl) -> Result<Self, Error> {
-        let allow_network = url.take_switch("allow_network")?.unwrap_or(false);
+    pub(super) fn from_url(url: StoreUrl, options: &mut StoreOptions) -> Result<Self, Error> {
+        let checked = url.checked(options)?;
+        let (url, allow_network) = (&checked.url, checked.switch("allow_network"));
         let authority = url.authority().unwrap_or("");
         if !authority.is_empty() || url.user().is_some() {
             return Err(Error::invalid(format!("a file has no host: {url}")).with_help(format!(
@@ -210,10 +212,7 @@ mod tests {
     use super::*;
 
     fn location(url: &str) -> Result<Location, Error> {
-        let mut url = StoreUrl::parse(url)?;
-        let location = Location::from_url(&mut url)?;
-        url.finish()?;
-        Ok(location)
+        Location::from_url(StoreUrl::parse(url)?, &mut StoreOptions::default())
     }
 
     #[test]
@@ -242,7 +241,6 @@ mod tests {
             "sqlite://user@/x.db",
             "sqlite::memory:",
             "sqlite:folder/",
-            "sqlite:x.db?allow_netwrok=on",
         ] {
             let error = location(bad).unwrap_err();
             assert_eq!((error.kind(), error.help().len()), (ErrorKind::Invalid, 1), "{bad}: {error:?}");
