@@ -29,10 +29,9 @@ use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Capabilities, Token};
-use crate::register::examine::examine_all;
-use crate::register::probe::trust::Trust;
-use crate::register::probe::{LIMIT, probe_deletes};
-use crate::register::{Deleted, Precondition, Register, Version, VersionedValue, Write, probe};
+use crate::proof::trust::Trust;
+use crate::proof::{LIMIT, examine_register, probe, probe_deletes};
+use crate::register::{Deleted, Precondition, Register, Version, VersionedValue, Write};
 use crate::types::LockName;
 
 /// The mark of this protocol's objects. It distinguishes them from the records of the other protocol.
@@ -202,7 +201,7 @@ impl Records for ExistenceRecords {
     }
 
     async fn examine(&self, examination: &Examination) -> Examined {
-        examine_all(&self.register, true, examination).await
+        examine_register(&self.register, true, examination).await
     }
 
     fn counts_tokens(&self) -> bool {

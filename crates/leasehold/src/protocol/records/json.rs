@@ -14,10 +14,9 @@ use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
 use crate::lease::Capabilities;
-use crate::register::examine::examine_all;
-use crate::register::probe::trust::Trust;
-use crate::register::probe::{LIMIT, probe_deletes};
-use crate::register::{Deleted, Precondition, Register, Version, Write, probe};
+use crate::proof::trust::Trust;
+use crate::proof::{LIMIT, examine_register, probe, probe_deletes};
+use crate::register::{Deleted, Precondition, Register, Version, Write};
 use crate::types::LockName;
 
 /// The suffix of a lock's key, after the lock's name.
@@ -106,7 +105,7 @@ impl Records for JsonRecords {
     }
 
     async fn examine(&self, examination: &Examination) -> Examined {
-        examine_all(&self.register, false, examination).await
+        examine_register(&self.register, false, examination).await
     }
 
     async fn trust(&self) -> Result<(), StoreError> {

@@ -9,13 +9,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::stream::{self, BoxStream, StreamExt};
 
-use super::{
-    Body, Deleted, Metadata, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
-};
 use crate::clock::{StoreTime, TestClock};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::PollInterval;
+use crate::register::{
+    Body, Deleted, Metadata, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
@@ -27,6 +27,8 @@ pub(crate) enum Flaw {
     /// Checks first and then writes. This is correct for a single client.
     ChecksInTwoSteps,
     NeverMatches,
+    /// Refuses every conditional write, even of what does not exist.
+    RefusesEverything,
     SameVersionAlways,
     DropsMetadata,
     IgnoresVersionOfDeletes,
@@ -155,6 +157,7 @@ impl Flawed {
             (Precondition::Absent, _) if matches!(flaw, Flaw::IgnoresAbsent | Flaw::IgnoresBoth) => true,
             (Precondition::Version(_), _) if matches!(flaw, Flaw::IgnoresVersion | Flaw::IgnoresBoth) => true,
             (Precondition::Version(_), _) if flaw == Flaw::NeverMatches => false,
+            _ if flaw == Flaw::RefusesEverything => false,
             (Precondition::Version(version), cell) if flaw == Flaw::ComparesWithoutQuotes => {
                 cell.is_some_and(|cell| cell.version.as_str().trim_matches('"') == version.as_str())
             }
