@@ -43,6 +43,8 @@ pub(crate) enum Flaw {
     DeniesDeletes,
     /// All but one of the writes that arrive at once get no definite response.
     RefusesRacers,
+    /// Serves four writes at once, and no more.
+    ServesFour,
     /// Accepts a second create in this percentage of races.
     DoublesCreates(u8),
     /// Likewise, accepts a second write over one version.
@@ -191,7 +193,12 @@ impl Register for Flawed {
         self.travel().await;
         self.writing.fetch_sub(1, Ordering::SeqCst);
         self.throttle()?;
-        if at_once > 0 && *self.flaw.lock().unwrap() == Flaw::RefusesRacers {
+        let served = match *self.flaw.lock().unwrap() {
+            Flaw::RefusesRacers => 1,
+            Flaw::ServesFour => 4,
+            _ => usize::MAX,
+        };
+        if at_once >= served {
             return Err(Fault::unavailable("409").not_applied());
         }
         if nth(self.busy_every) {

@@ -140,6 +140,18 @@ async fn a_rarely_unsafe_store_passes_as_rarely_as_documented() {
     }
 }
 
+/// Many requests at once may be too much for a server in a test.
+#[tokio::test(start_paused = true)]
+async fn a_slow_server_is_raced_with_fewer_requests() {
+    let store = store(Flaw::ServesFour);
+    for (least_racers, expected) in [(4, 3), (15, 0)] {
+        let size = Races { races: 3, racers: 15, least_racers, lanes: 1 };
+        let plan = Plan { kinds: &[Kind::Creates], size, all: false, limit: LIMIT };
+        let Found { kinds, .. } = races::run(&Fronts::only(&store), plan).await;
+        assert_eq!(kinds[0].counted, expected, "at least {least_racers}: {kinds:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_store_that_turned_bad_after_its_full_probe_is_refused() {
     for flaw in [Flaw::IgnoresVersion, Flaw::IgnoresBoth] {

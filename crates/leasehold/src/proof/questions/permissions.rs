@@ -110,8 +110,7 @@ impl Questions<'_> {
                  list must not have a condition on the prefix",
             ),
             (Ok(()), _) => Finding::passed(CHECK, "objects can be listed, and the store reports a missing object as missing"),
-            (Err(error), Ok(())) => Finding::of_error(CHECK, CheckStatus::Warning, &error)
-                .with_help("locks work without it; `leasehold ls` does not"),
+            (Err(error), Ok(())) => Finding::unlisted(CHECK, &error),
             (Err(error), Err(_)) => Finding::of_error(CHECK, CheckStatus::Failed, &error).with_help(
                 "without it the store also responds with 403 for a lock that was never held, so the lock cannot be \
                  recognised as free",

@@ -14,11 +14,9 @@
 //!   object start at a random number (rule 8).
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::FutureExt;
 use futures_util::stream::{BoxStream, StreamExt};
 use serde::Serialize;
 
@@ -30,7 +28,7 @@ use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Capabilities, Token};
 use crate::proof::trust::Trust;
-use crate::proof::{LIMIT, examine_register, probe, probe_deletes};
+use crate::proof::{Subject, examine_register};
 use crate::register::{Deleted, Precondition, Register, Version, VersionedValue, Write};
 use crate::types::LockName;
 
@@ -42,9 +40,6 @@ const GONE: &str = "gone";
 
 /// The prefix of keys that are not locks: the objects that a probe or an examination writes.
 const NO_LOCKS: &str = ".leasehold-probe";
-
-/// The time limit for the probes of writes and of deletes together.
-const PROBES_LIMIT: Duration = LIMIT.saturating_mul(2);
 
 /// The lock objects in a register.
 #[derive(Debug)]
@@ -222,18 +217,7 @@ impl Records for ExistenceRecords {
     }
 
     async fn trust(&self) -> Result<(), StoreError> {
-        if self.register.capabilities().trusted {
-            return Ok(());
-        }
-        let register = self.register.clone();
-        let probes = || {
-            async move {
-                probe(&*register).await?;
-                probe_deletes(&*register).await
-            }
-            .boxed()
-        };
-        self.trust.settle(self.env(), PROBES_LIMIT, probes).await
+        self.trust.prove(&self.register, &[Subject::Writes, Subject::Deletes]).await
     }
 
     fn store_time(&self) -> Option<StoreTime> {

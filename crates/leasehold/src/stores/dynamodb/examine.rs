@@ -47,7 +47,7 @@ impl DynamoDb {
         let Ok(unused) = LockName::new(KEY) else {
             return Finding::passed("permission-read", "not checked");
         };
-        permission(
+        Finding::asked(
             "permission-read",
             "items can be read",
             retry(self.env(), || self.read(&unused)).await.map(|_| ()),
@@ -57,7 +57,7 @@ impl DynamoDb {
     /// Tries a write whose condition never holds. A server that accepts it ignores conditions.
     async fn may_write(&self) -> Finding {
         let asked = retry(self.env(), || self.refuses()).await;
-        permission(
+        Finding::asked(
             "permission-write",
             "items can be written, and a condition that does not hold is refused",
             asked,
@@ -68,8 +68,7 @@ impl DynamoDb {
         let first = self.key(KEY);
         match retry(self.env(), || self.page(&first, None)).await {
             Ok(_) => Finding::passed("permission-list", "the table can be scanned"),
-            Err(error) => Finding::of_error("permission-list", CheckStatus::Warning, &error)
-                .with_help("locks work without it; `leasehold ls` does not"),
+            Err(error) => Finding::unlisted("permission-list", &error),
         }
     }
 
@@ -126,13 +125,6 @@ impl DynamoDb {
     /// Deletes the item of a lock that no other client knows of.
     pub(super) async fn deleted(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
         self.delete(&self.key(name.as_str()), expression::discard(version)).await
-    }
-}
-
-fn permission(check: &'static str, good: &str, asked: Result<(), StoreError>) -> Finding {
-    match asked {
-        Ok(()) => Finding::passed(check, good),
-        Err(error) => Finding::stopped(check, &error),
     }
 }
 
