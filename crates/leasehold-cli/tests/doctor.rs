@@ -130,8 +130,16 @@ fn the_doctor_passes_azurite() {
     a_good_store(Server::AZURITE, OBJECTS);
 }
 
-const ITEMS: &[&str] =
-    &["permission-read", "permission-write", "permission-list", "atomic-race", "table", "store-clock"];
+const ITEMS: &[&str] = &[
+    "permission-read",
+    "permission-write",
+    "permission-list",
+    "stale-version",
+    "create-race",
+    "atomic-race",
+    "table",
+    "store-clock",
+];
 
 #[test]
 fn the_doctor_passes_dynamodb_local() {

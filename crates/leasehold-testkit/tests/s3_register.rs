@@ -8,11 +8,10 @@ use futures_util::TryStreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
 use leasehold::ErrorKind;
+use leasehold::doctor::{probe, probe_deletes};
 use leasehold::env::Env;
 use leasehold::lease::Id;
-use leasehold::register::{
-    Deleted, Metadata, Precondition, Register, Version, VersionedValue, Write, probe, probe_deletes,
-};
+use leasehold::register::{Deleted, Metadata, Precondition, Register, Version, VersionedValue, Write};
 use leasehold::stores::s3::S3Register;
 use leasehold::url::StoreUrl;
 

@@ -9,16 +9,17 @@ const OWN: &[&str] = &["stores/", "stores.rs", "fakes/", "fakes.rs"];
 
 /// Other files that name a store, and why.
 const ALLOWED: &[(&str, &str)] = &[
-    ("leasehold/src/doctor/cost.rs", "prices"),
+    ("leasehold/src/proof/doctor/cost.rs", "prices"),
     ("leasehold/src/fuzzing.rs", "the fuzz targets of what stores read"),
     ("leasehold/src/fuzzing/corpus.rs", "seeds for those"),
     ("leasehold/src/fuzzing/url.rs", "seeds for those"),
     ("leasehold/src/golden.rs", "the golden records, by the names of their files"),
     ("leasehold/src/objects/cas_loop.rs", "help: which stores have objects"),
+    ("leasehold/src/proof.rs", "which stores have cells to prove"),
+    ("leasehold/src/proof/cells.rs", "likewise; help: a store that honours preconditions"),
+    ("leasehold/src/proof/checks.rs", "help: likewise"),
+    ("leasehold/src/proof/trust.rs", "a conversion that only the tests of one store need"),
     ("leasehold/src/register.rs", "help: which stores have endpoints"),
-    ("leasehold/src/register/probe/checks.rs", "help: a store that honours preconditions"),
-    ("leasehold/src/register/probe/races.rs", "help: likewise"),
-    ("leasehold/src/register/probe/trust.rs", "a conversion that only the tests of one store need"),
     ("leasehold/src/url.rs", "an example in an error"),
     ("leasehold-cli/src/args.rs", "examples"),
     ("leasehold-cli/src/args/objects.rs", "examples"),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde::Serialize;
 
-use crate::error::StoreError;
+use crate::error::{ErrorKind, Fault, StoreError};
 use crate::types::{LockName, Ttl};
 
 /// The prefix of all lock names that an examination uses. A random part follows.
@@ -204,6 +204,42 @@ impl Finding {
         finding.with_help(
             "it is unknown whether the store is safe: try again when it responds in time and is less busy",
         )
+    }
+
+    /// Creates the finding for a request of `check` that must succeed. `good` says what that means.
+    pub(crate) fn asked(check: &'static str, good: &str, result: Result<(), StoreError>) -> Self {
+        Self::settled(check, result.map(|()| Self::passed(check, good)))
+    }
+
+    /// Returns the finding of `check`, or the one for its error.
+    pub(crate) fn settled(check: &'static str, found: Result<Self, StoreError>) -> Self {
+        found.unwrap_or_else(|error| Self::stopped(check, &error))
+    }
+
+    /// Creates the finding for what locks require of the store.
+    pub(crate) fn required(check: &'static str, result: Result<impl Into<String>, Fault>) -> Self {
+        match result {
+            Ok(seen) => Self::passed(check, seen),
+            Err(fault) => Self::of_error(check, CheckStatus::Failed, &fault.not_applied()),
+        }
+    }
+
+    /// Creates the finding that a setting could not be read because of `error`. Locks do not need the permission
+    /// `needed`.
+    pub(crate) fn unread(check: &'static str, needed: &str, error: &StoreError) -> Self {
+        let why = match error.fault().kind {
+            // The bucket does not exist, or the server is another one.
+            ErrorKind::Invalid => return Self::of_error(check, CheckStatus::Failed, error),
+            ErrorKind::Denied => format!("this needs {needed}, which locks do not need"),
+            _ => error.to_string(),
+        };
+        Self::not_applicable(check, format!("not checked: {why}"))
+    }
+
+    /// Creates the finding that locks cannot be listed because of `error`.
+    pub(crate) fn unlisted(check: &'static str, error: &StoreError) -> Self {
+        Self::of_error(check, CheckStatus::Warning, error)
+            .with_help("locks work without it; `leasehold ls` does not")
     }
 
     /// Creates the finding that the result of an examination could not be recorded in the store because of `error`.

@@ -58,7 +58,6 @@
 pub mod blocking;
 pub mod clock;
 mod diagnosis;
-pub mod doctor;
 pub mod env;
 pub mod error;
 #[cfg(any(test, fuzzing))]
@@ -76,6 +75,7 @@ mod locker;
 mod objects;
 pub mod observe;
 mod primitives;
+mod proof;
 mod protocol;
 pub mod random;
 pub mod register;
@@ -98,6 +98,7 @@ pub use self::locker::Locker;
 pub use self::objects::{Object, Updated, fence, update};
 pub use self::observe::Observer;
 pub use self::primitives::{AlreadyRan, Due, Election, Leader, Leadership, Once, OncePer, RwLock, Semaphore};
+pub use self::proof::doctor;
 pub use self::protocol::RegisterLeases;
 pub use self::register::Register;
 pub use self::ticket::{HeldTicket, Ticket};

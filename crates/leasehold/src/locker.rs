@@ -7,7 +7,6 @@ use std::time::Duration;
 use futures_util::stream::{BoxStream, StreamExt};
 use tracing::{Instrument, info_span};
 
-use crate::doctor::{self, Examination, Report};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::lease::{
@@ -15,6 +14,7 @@ use crate::lease::{
     Status, StoreOptions, Swept, Token, Ttl,
 };
 use crate::observe::Observer;
+use crate::proof::doctor::{self, Examination, Report};
 use crate::runtime::open_store::OpenStore;
 use crate::runtime::queue::Queues;
 use crate::runtime::renewer::Hold;

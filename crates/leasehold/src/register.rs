@@ -1,15 +1,10 @@
 //! A register: keys with atomic conditional writes. Every object store offers these, and leases need nothing else.
 //!
 //! A store implements the trait [`Register`]. [`RegisterLeases`](crate::RegisterLeases) runs the lease protocol on it.
-//! Before the first write, [`probe()`] checks whether the store honours the preconditions of writes, and
-//! [`probe_deletes`] those of deletes.
+//! Before the first write, [`probe`](crate::doctor::probe) checks whether the store honours the preconditions of writes,
+//! and [`probe_deletes`](crate::doctor::probe_deletes) those of deletes.
 
 mod body;
-pub(crate) mod examine;
-#[cfg(test)]
-pub(crate) mod flawed;
-mod front_ends;
-pub(crate) mod probe;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -20,7 +15,6 @@ use bytes::Bytes;
 use futures_util::stream::BoxStream;
 
 pub use self::body::{Body, Head, Metadata};
-pub use self::probe::{probe, probe_deletes};
 use crate::clock::StoreTime;
 use crate::diagnosis::Examined;
 use crate::env::Env;
@@ -90,7 +84,7 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
 
     /// Deletes `key` if its version is still `version`. Used by sweeps, by locks that are objects, and by probes and
     /// examinations. Some stores ignore the version, so the caller must first make sure that this store compares it
-    /// ([`probe_deletes`]), unless no other client knows of the object.
+    /// ([`probe_deletes`](crate::doctor::probe_deletes)), unless no other client knows of the object.
     ///
     /// # Errors
     /// Returns the same errors as [`write`](Self::write), and
@@ -150,7 +144,7 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     /// Returns the text that identifies the store: the endpoint and the bucket, without secrets. Empty by default.
     ///
     /// A register that is not [trusted](RegisterCapabilities::trusted) must implement this method. The result of a
-    /// [probe](probe) is recorded in the store together with this text, and is valid only for a store with the same
+    /// [probe](crate::doctor::probe) is recorded in the store together with this text, and is valid only for a store with the same
     /// text. With an empty text, a copy of the objects at an unsafe store would count as probed.
     fn identity(&self) -> String {
         String::new()
@@ -362,7 +356,7 @@ pub enum Deleted {
 /// The properties of a register.
 ///
 /// ```
-/// # use leasehold::{env::Env, register::{Register, probe}, stores::memory::MemoryRegister};
+/// # use leasehold::{Register, doctor::probe, env::Env, stores::memory::MemoryRegister};
 /// # let register = MemoryRegister::new(Env::system());
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// let capabilities = register.capabilities();
@@ -378,7 +372,7 @@ pub enum Deleted {
 pub struct RegisterCapabilities {
     /// The store's kind, for people: `S3`, `memory`.
     pub store: &'static str,
-    /// Whether it is known to enforce preconditions. Otherwise they are [probed](probe) before the first write.
+    /// Whether it is known to enforce preconditions. Otherwise they are [probed](crate::doctor::probe) before the first write.
     pub trusted: bool,
     /// Whether versions are numbers that rise with every write of a key, even if it was deleted in between.
     pub generations: bool,

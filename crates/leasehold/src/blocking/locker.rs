@@ -8,13 +8,13 @@ use super::guard::Guard;
 use super::lock::Lock;
 use super::permits::{RwLock, Semaphore};
 use super::thread::{iterate, wait};
-use crate::doctor::{Examination, Report};
 use crate::error::Result;
 use crate::lease::{
     Capabilities, Evicted, Eviction, HolderInfo, LeaseStore, Released, Secret, Status, StoreOptions, Swept,
     Token,
 };
 use crate::observe::Observer;
+use crate::proof::doctor::{Examination, Report};
 use crate::ticket::{HeldTicket, Ticket};
 use crate::types::LockName;
 

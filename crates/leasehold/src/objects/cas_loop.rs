@@ -10,11 +10,9 @@ use super::write_log::{Nonce, ObjectState, Verdict, verdict};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::Token;
-use crate::register::probe::trust::within;
-use crate::register::probe::{LIMIT, probe_metadata};
-use crate::register::{
-    Body, Head, MAX_OBJECT_BYTES, Precondition, Register, RegisterCapabilities, Write, probe,
-};
+use crate::proof::trust::within;
+use crate::proof::{LIMIT, probe, probe_metadata};
+use crate::register::{Body, Head, MAX_OBJECT_BYTES, Precondition, Register, RegisterCapabilities, Write};
 use crate::retry::RetryBudget;
 
 /// The time limit of a request with a small body, and how many bytes of a large one add a second to it.

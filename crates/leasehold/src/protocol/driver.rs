@@ -1,7 +1,6 @@
 //! The driver of the lease protocol on lock records. It sends the requests that the [rules](super::rules) determine.
 
 mod acquire;
-mod examine;
 mod hold;
 mod late_creates;
 mod line;
@@ -29,6 +28,7 @@ use crate::lease::{
     AcquireOutcome, Capabilities, Claim, End, Evicted, Eviction, Grant, Id, LeaseStore, Loss, LossReason,
     PastGrant, Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, attempt_limit,
 };
+use crate::proof::clock::store_clock;
 use crate::register::{Register, Version};
 use crate::retry::{RetryBudget, repeated};
 use crate::runtime::limiter::{Limiter, POLLS};
@@ -279,7 +279,9 @@ impl Diagnose for RegisterLeases {
         if examined.is_sound()
             && let Ok(unused) = LockName::new(format!("{}{}", crate::diagnosis::RESERVED, self.nonce()))
         {
-            examined.push(examine::store_clock(&*self.records, self.rules, &unused).await);
+            let read = || async { self.records.read(&unused).await.map(|_| self.records.store_time()) };
+            let Rules { margin, store_clock: is_used } = self.rules;
+            examined.push(store_clock(self.env(), margin, is_used, read).await);
         }
         examined
     }

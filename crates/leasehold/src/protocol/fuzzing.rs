@@ -21,9 +21,10 @@ use crate::lease::{
     AcquireOutcome, Claim, Holder, Id, LeaseStore, Standing, State, StoreOptions, Token, Ttl,
 };
 use crate::objects::write_log::{Nonce, ObjectState};
+use crate::proof::probe;
 use crate::protocol::RegisterLeases;
 use crate::random::Random;
-use crate::register::{Body, Metadata, Precondition, Register, Version, probe};
+use crate::register::{Body, Metadata, Precondition, Register, Version};
 use crate::stores::memory::MemoryRegister;
 use crate::types::LockName;
 

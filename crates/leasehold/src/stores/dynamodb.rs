@@ -3,6 +3,7 @@
 //!
 //! `docs/stores/dynamodb.md` has the layout, the permissions and the limits.
 
+mod cells;
 mod config;
 mod connect;
 mod dialect;
@@ -12,7 +13,6 @@ mod expression;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod item;
-mod probe;
 mod table;
 #[cfg(test)]
 mod wire_tests;
@@ -43,10 +43,11 @@ use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{Capabilities, Id, LeaseStore, PollInterval, StoreOptions};
+use crate::proof::trust::Trust;
+use crate::proof::{self, Subject};
 use crate::protocol::RegisterLeases;
 use crate::protocol::record::{Content, Record};
 use crate::protocol::records::{Found, Records, Refusal, Written};
-use crate::register::probe::trust::Trust;
 use crate::register::{Precondition, Version};
 use crate::types::LockName;
 use crate::url::StoreUrl;
@@ -55,10 +56,6 @@ use crate::url::StoreUrl;
 /// less than half a cent an hour.
 const POLL_INTERVAL: PollInterval =
     PollInterval { min: Duration::from_millis(100), max: Duration::from_secs(1) };
-
-/// The key of the item that records the examination of a server that is not Amazon's. The item has no
-/// `recordVersionNumber`, so it does not count as a lock.
-const PROBE: &str = ".leasehold-probe";
 
 /// Opens leases on the table and prefix that `url` names:
 /// `dynamodb://table/prefix?region=&endpoint=&profile=&create=&dialect=java|go&store_clock=&margin=`, and the options
@@ -272,8 +269,10 @@ impl Records for DynamoDb {
             return Ok(());
         }
         let store = self.clone();
-        let examine = || -> BoxFuture<'static, _> { Box::pin(async move { store.probe().await }) };
-        self.probed.settle(self.env(), probe::LIMIT, examine).await
+        let prove = || -> BoxFuture<'static, _> {
+            Box::pin(async move { proof::prove(&store, Subject::Writes).await })
+        };
+        self.probed.settle(self.env(), proof::LIMIT, prove).await
     }
 
     async fn init(&self) -> Result<(), StoreError> {

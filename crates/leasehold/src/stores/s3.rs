@@ -41,7 +41,7 @@ use crate::diagnosis::Examined;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{LeaseStore, PollInterval, StoreOptions};
-use crate::register::probe::evidence::RACERS;
+use crate::proof::cells::RACERS;
 use crate::register::{
     Body, Deleted, FrontEnds, Head, Precondition, Register, RegisterCapabilities, Version, VersionedValue,
     Write,

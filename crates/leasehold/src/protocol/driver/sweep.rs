@@ -83,8 +83,8 @@ mod tests {
     use super::*;
     use crate::golden::golden_record;
     use crate::lease::{AcquireOutcome, Claim, Evicted, Holder, LeaseStore, StoreOptions, Token};
+    use crate::proof::flawed::{Flaw, Flawed, store};
     use crate::register::Register;
-    use crate::register::flawed::{Flaw, Flawed, store};
 
     /// Creates a lock in `register` that has been free for a day.
     async fn with_old_lock(register: Arc<Flawed>) -> (RegisterLeases, LockName) {

@@ -14,11 +14,9 @@
 //!   object start at a random number (rule 8).
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::FutureExt;
 use futures_util::stream::{BoxStream, StreamExt};
 use serde::Serialize;
 
@@ -29,10 +27,9 @@ use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Capabilities, Token};
-use crate::register::examine::examine_all;
-use crate::register::probe::trust::Trust;
-use crate::register::probe::{LIMIT, probe_deletes};
-use crate::register::{Deleted, Precondition, Register, Version, VersionedValue, Write, probe};
+use crate::proof::trust::Trust;
+use crate::proof::{Subject, examine_register};
+use crate::register::{Deleted, Precondition, Register, Version, VersionedValue, Write};
 use crate::types::LockName;
 
 /// The mark of this protocol's objects. It distinguishes them from the records of the other protocol.
@@ -43,9 +40,6 @@ const GONE: &str = "gone";
 
 /// The prefix of keys that are not locks: the objects that a probe or an examination writes.
 const NO_LOCKS: &str = ".leasehold-probe";
-
-/// The time limit for the probes of writes and of deletes together.
-const PROBES_LIMIT: Duration = LIMIT.saturating_mul(2);
 
 /// The lock objects in a register.
 #[derive(Debug)]
@@ -202,7 +196,7 @@ impl Records for ExistenceRecords {
     }
 
     async fn examine(&self, examination: &Examination) -> Examined {
-        examine_all(&self.register, true, examination).await
+        examine_register(&self.register, true, examination).await
     }
 
     fn counts_tokens(&self) -> bool {
@@ -223,18 +217,7 @@ impl Records for ExistenceRecords {
     }
 
     async fn trust(&self) -> Result<(), StoreError> {
-        if self.register.capabilities().trusted {
-            return Ok(());
-        }
-        let register = self.register.clone();
-        let probes = || {
-            async move {
-                probe(&*register).await?;
-                probe_deletes(&*register).await
-            }
-            .boxed()
-        };
-        self.trust.settle(self.env(), PROBES_LIMIT, probes).await
+        self.trust.prove(&self.register, &[Subject::Writes, Subject::Deletes]).await
     }
 
     fn store_time(&self) -> Option<StoreTime> {

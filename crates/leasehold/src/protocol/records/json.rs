@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::FutureExt;
 use futures_util::stream::{BoxStream, StreamExt};
 
 use super::super::record::{Content, Record, parse, protocol};
@@ -14,10 +13,9 @@ use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
 use crate::lease::Capabilities;
-use crate::register::examine::examine_all;
-use crate::register::probe::trust::Trust;
-use crate::register::probe::{LIMIT, probe_deletes};
-use crate::register::{Deleted, Precondition, Register, Version, Write, probe};
+use crate::proof::trust::Trust;
+use crate::proof::{Subject, examine_register};
+use crate::register::{Deleted, Precondition, Register, Version, Write};
 use crate::types::LockName;
 
 /// The suffix of a lock's key, after the lock's name.
@@ -106,25 +104,15 @@ impl Records for JsonRecords {
     }
 
     async fn examine(&self, examination: &Examination) -> Examined {
-        examine_all(&self.register, false, examination).await
+        examine_register(&self.register, false, examination).await
     }
 
     async fn trust(&self) -> Result<(), StoreError> {
-        if self.register.capabilities().trusted {
-            return Ok(());
-        }
-        let register = self.register.clone();
-        let probe = || async move { probe(&*register).await }.boxed();
-        self.trust.settle(self.env(), LIMIT, probe).await
+        self.trust.prove(&self.register, &[Subject::Writes]).await
     }
 
     async fn trust_deletes(&self) -> Result<(), StoreError> {
-        if self.register.capabilities().trusted {
-            return Ok(());
-        }
-        let register = self.register.clone();
-        let probe = || async move { probe_deletes(&*register).await }.boxed();
-        self.trust_in_deletes.settle(self.env(), LIMIT, probe).await
+        self.trust_in_deletes.prove(&self.register, &[Subject::Deletes]).await
     }
 
     fn store_time(&self) -> Option<StoreTime> {

@@ -3,8 +3,7 @@
 use reqwest::header::HeaderMap;
 
 use super::{AzureRegister, wire};
-use crate::diagnosis::{CheckStatus, Examined, Finding};
-use crate::error::ErrorKind;
+use crate::diagnosis::{Examined, Finding};
 use crate::stores::over_http::{Operation, failed};
 
 impl AzureRegister {
@@ -21,16 +20,7 @@ impl AzureRegister {
         const CHECK: &str = "container";
         match self.ask(Operation::Head, "", wire::container(&self.target)).await {
             Ok((headers, _)) => retention(&headers),
-            Err(other) => match failed(other) {
-                error if error.fault().kind == ErrorKind::Invalid => {
-                    Finding::of_error(CHECK, CheckStatus::Failed, &error)
-                }
-                error if error.fault().kind == ErrorKind::Denied => Finding::not_applicable(
-                    CHECK,
-                    "not checked: this needs the container's properties, which locks do not need",
-                ),
-                error => Finding::not_applicable(CHECK, format!("not checked: {error}")),
-            },
+            Err(other) => Finding::unread(CHECK, "the container's properties", &failed(other)),
         }
     }
 
@@ -71,6 +61,7 @@ fn retention(headers: &HeaderMap) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::diagnosis::CheckStatus;
 
     #[test]
     fn a_container_that_keeps_its_blobs_is_found() {

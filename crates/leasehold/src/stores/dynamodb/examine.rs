@@ -3,13 +3,12 @@
 use aws_sdk_dynamodb::types::TimeToLiveStatus;
 
 use super::item;
-use super::probe::{RACERS, ROUNDS_DOCTOR, ROUNDS_THOROUGH};
-use super::{DynamoDb, PROBE, expression};
+use super::{DynamoDb, expression};
 use crate::diagnosis::{CheckStatus, Examined, Finding};
 use crate::error::{ErrorKind, StoreError};
+use crate::proof::{KEY, examine_cells};
 use crate::protocol::records::Records;
 use crate::register::Version;
-use crate::register::probe::evidence::excluded;
 use crate::retry::retry;
 use crate::types::LockName;
 
@@ -20,11 +19,12 @@ impl DynamoDb {
             least_permissions: self.least_permissions(),
             ..Examined::default()
         };
-        examined.push(self.may_read().await);
-        examined.push(self.may_write().await);
-        examined.push(self.may_list().await);
         if self.target.endpoint.is_some() {
-            self.examine_races(if thorough { ROUNDS_THOROUGH } else { ROUNDS_DOCTOR }, &mut examined).await;
+            examined = examine_cells(self, thorough, examined).await;
+        } else {
+            examined.push(self.may_read().await);
+            examined.push(self.may_write().await);
+            examined.push(self.may_list().await);
         }
         examined.push(self.table().await);
         examined.push(self.time_to_live().await);
@@ -44,10 +44,10 @@ impl DynamoDb {
     }
 
     async fn may_read(&self) -> Finding {
-        let Ok(unused) = LockName::new(PROBE) else {
+        let Ok(unused) = LockName::new(KEY) else {
             return Finding::passed("permission-read", "not checked");
         };
-        permission(
+        Finding::asked(
             "permission-read",
             "items can be read",
             retry(self.env(), || self.read(&unused)).await.map(|_| ()),
@@ -57,37 +57,18 @@ impl DynamoDb {
     /// Tries a write whose condition never holds. A server that accepts it ignores conditions.
     async fn may_write(&self) -> Finding {
         let asked = retry(self.env(), || self.refuses()).await;
-        let ignored = matches!(&asked, Err(error) if error.fault().kind == ErrorKind::Unsupported);
-        let check = if ignored { "conditions" } else { "permission-write" };
-        permission(check, "items can be written, and a condition that does not hold is refused", asked)
-    }
-
-    /// Runs the races again, whatever earlier examinations found. The new result replaces the earlier one.
-    pub(super) async fn examine_races(&self, rounds: usize, examined: &mut Examined) {
-        const CHECK: &str = "atomic-race";
-        let verdict = self.races(rounds).await;
-        examined.push(match &verdict {
-            Ok(()) => Finding::passed(
-                CHECK,
-                format!(
-                    "one winner in each of {} races of {RACERS} writes: {}",
-                    2 * rounds,
-                    excluded(2 * rounds)
-                ),
-            ),
-            Err(error) => Finding::stopped(CHECK, error),
-        });
-        if let Err(error) = self.record_verdict(&verdict, true).await {
-            examined.push(Finding::not_recorded(&error));
-        }
+        Finding::asked(
+            "permission-write",
+            "items can be written, and a condition that does not hold is refused",
+            asked,
+        )
     }
 
     async fn may_list(&self) -> Finding {
-        let first = self.key(PROBE);
+        let first = self.key(KEY);
         match retry(self.env(), || self.page(&first, None)).await {
             Ok(_) => Finding::passed("permission-list", "the table can be scanned"),
-            Err(error) => Finding::of_error("permission-list", CheckStatus::Warning, &error)
-                .with_help("locks work without it; `leasehold ls` does not"),
+            Err(error) => Finding::unlisted("permission-list", &error),
         }
     }
 
@@ -144,13 +125,6 @@ impl DynamoDb {
     /// Deletes the item of a lock that no other client knows of.
     pub(super) async fn deleted(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
         self.delete(&self.key(name.as_str()), expression::discard(version)).await
-    }
-}
-
-fn permission(check: &'static str, good: &str, asked: Result<(), StoreError>) -> Finding {
-    match asked {
-        Ok(()) => Finding::passed(check, good),
-        Err(error) => Finding::stopped(check, &error),
     }
 }
 

@@ -130,14 +130,14 @@ pub(super) fn impossible(nonce: Id) -> Expression {
 const RACE_ATTRIBUTES: usize = 50;
 
 /// Writes `nonce` in a race. Expects the nonce `seen` or, if it is `None`, no item.
-pub(super) fn racing(nonce: Id, seen: Option<Id>) -> Expression {
+pub(super) fn racing(nonce: Id, seen: Option<&str>) -> Expression {
     let mut expression = Draft::default();
     expression.value(":nonce", s(nonce.to_string()));
     expression.sets = (0..RACE_ATTRIBUTES).map(|n| format!("#p{n} = :nonce")).collect();
     expression.sets.push("#nonce = :nonce".to_owned());
     match seen {
         Some(seen) => {
-            expression.value(":seen", s(seen.to_string()));
+            expression.value(":seen", s(seen));
             expression.build(SAME_NONCE)
         }
         None => {
@@ -150,10 +150,10 @@ pub(super) fn racing(nonce: Id, seen: Option<Id>) -> Expression {
 /// Holds if the item still has the nonce that was seen.
 const SAME_NONCE: &str = "#nonce = :seen";
 
-/// Returns the condition for deleting the item of a race that `winner` wrote.
-pub(super) fn raced(winner: Id) -> Expression {
+/// Returns the condition for deleting an item that was written to prove the server, if it has the nonce `seen`.
+pub(super) fn proven(seen: &str) -> Expression {
     let mut expression = Draft::default();
-    expression.value(":seen", s(winner.to_string()));
+    expression.value(":seen", s(seen));
     expression.build(SAME_NONCE)
 }
 
@@ -367,7 +367,7 @@ mod tests {
     fn racing_writes_stay_within_dynamodbs_limits() {
         let nonce = record().nonce;
         for seen in [None, Some(nonce)] {
-            let racing = racing(nonce, seen);
+            let racing = racing(nonce, seen.map(|nonce: Id| nonce.to_string()).as_deref());
             assert!(racing.condition.len() <= 4_096 && racing.update.unwrap().len() <= 4_096);
         }
     }

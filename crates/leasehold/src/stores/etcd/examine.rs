@@ -36,13 +36,13 @@ impl EtcdLeases {
             least_permissions: self.least_permissions(),
             ..Examined::default()
         };
-        examined.push(permission(
+        examined.push(Finding::asked(
             "permission-read",
             "the keys below the prefix can be read",
             self.may_read().await,
         ));
         let mut left = Vec::new();
-        examined.push(permission(
+        examined.push(Finding::asked(
             "permission-write",
             "keys can be written and deleted",
             self.may_write(&mut left).await,
@@ -109,13 +109,6 @@ impl EtcdLeases {
                 .map_err(EtcdError::into_store_error)
         };
         retry(&self.env, ask).await
-    }
-}
-
-fn permission(check: &'static str, good: &str, asked: Result<(), StoreError>) -> Finding {
-    match asked {
-        Ok(()) => Finding::passed(check, good),
-        Err(error) => Finding::stopped(check, &error),
     }
 }
 

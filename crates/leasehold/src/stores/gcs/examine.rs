@@ -5,8 +5,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::{GcsRegister, wire};
-use crate::diagnosis::{CheckStatus, Examined, Finding};
-use crate::error::ErrorKind;
+use crate::diagnosis::{Examined, Finding};
 use crate::stores::over_http::Operation;
 use crate::stores::over_http::{Meaning, failed};
 
@@ -95,16 +94,7 @@ impl GcsRegister {
             Ok((_, body)) => serde_json::from_slice(&body)
                 .map_err(|error| unchecked(format!("the bucket's description cannot be read: {error}"))),
             Err(Meaning::Absent) => Err(unchecked("the store does not describe its bucket".to_owned())),
-            Err(other) => Err(match failed(other) {
-                error if error.fault().kind == ErrorKind::Denied => {
-                    unchecked("this needs storage.buckets.get, which locks do not need".to_owned())
-                }
-                // The bucket does not exist, or the server is not GCS.
-                error if error.fault().kind == ErrorKind::Invalid => {
-                    Finding::of_error(CHECK, CheckStatus::Failed, &error)
-                }
-                error => unchecked(error.to_string()),
-            }),
+            Err(other) => Err(Finding::unread(CHECK, "storage.buckets.get", &failed(other))),
         }
     }
 }
@@ -157,6 +147,7 @@ fn lifecycle(bucket: &Bucket, base: &str) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::diagnosis::CheckStatus;
 
     fn verdicts(json: &str) -> Vec<CheckStatus> {
         let bucket: Bucket = serde_json::from_str(json).unwrap();

@@ -23,10 +23,7 @@ impl HttpLeases {
             }
             Err(error) => examined.push(Finding::stopped("server", &error)),
         }
-        examined.push(match self.readiness().await {
-            Ok(finding) => finding,
-            Err(error) => Finding::stopped("readiness", &error),
-        });
+        examined.push(Finding::settled("readiness", self.readiness().await));
         examined
             .least_permissions
             .push("[[rule]] with allow = [\"read\", \"acquire\"]; \"evict\" to evict".to_owned());

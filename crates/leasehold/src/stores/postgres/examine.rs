@@ -12,7 +12,7 @@ use super::leases::{PostgresLeases, cell, only};
 use super::schema::{Flaws, flaws, wrong_types};
 use super::server::{self, ServerInfo};
 use super::statements::Parameter;
-use crate::diagnosis::{CheckStatus, Examined, Finding};
+use crate::diagnosis::{Examined, Finding};
 use crate::error::StoreError;
 use crate::retry::RetryBudget;
 
@@ -101,10 +101,8 @@ async fn asked(
 
 fn primary(info: &ServerInfo, host: &str) -> Finding {
     const CHECK: &str = "primary";
-    match server::check_server(info, host) {
-        Ok(()) => Finding::passed(CHECK, format!("{host} is a primary, version {}", info.version / 10_000)),
-        Err(fault) => Finding::of_error(CHECK, CheckStatus::Failed, &fault.not_applied()),
-    }
+    let seen = || format!("{host} is a primary, version {}", info.version / 10_000);
+    Finding::required(CHECK, server::check_server(info, host).map(|()| seen()))
 }
 
 fn suits(info: &ServerInfo, host: &str, table: &Table, flaws: &Flaws) -> Finding {
@@ -116,14 +114,11 @@ fn suits(info: &ServerInfo, host: &str, table: &Table, flaws: &Flaws) -> Finding
     }
     // The check `primary` reports a server that is not the primary.
     let on_primary = ServerInfo { is_standby: false, is_read_only: false, ..info.clone() };
-    if let Err(fault) = server::check(&on_primary, host, table) {
-        return Finding::of_error(CHECK, CheckStatus::Failed, &fault.not_applied());
-    }
-    if !flaws.wrong.is_empty() {
-        let fault = wrong_types(&flaws.wrong, table);
-        return Finding::of_error(CHECK, CheckStatus::Failed, &fault.not_applied());
-    }
-    Finding::passed(CHECK, format!("{name:?} survives a crash and has the columns and types of leasehold"))
+    let suits = server::check(&on_primary, host, table).and_then(|()| match flaws.wrong.is_empty() {
+        true => Ok(format!("{name:?} survives a crash and has the columns and types of leasehold")),
+        false => Err(wrong_types(&flaws.wrong, table)),
+    });
+    Finding::required(CHECK, suits)
 }
 
 fn durability(has_fsync: bool, has_full_pages: bool) -> Finding {
@@ -224,6 +219,7 @@ fn row_security(is_active: bool, has_policies: bool, table: &Table) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::diagnosis::CheckStatus;
 
     #[test]
     fn unsafe_settings_are_failures_and_doubtful_ones_warnings() {

@@ -112,10 +112,7 @@ fn primary(server: &ServerInfo, host: &str) -> Finding {
     const CHECK: &str = "primary";
     // The check `eviction` reports the policy.
     let suits = ServerInfo { policy: String::new(), ..server.clone() };
-    match suits.check(host) {
-        Ok(()) => Finding::passed(CHECK, format!("{host} is a primary, {}", server.product)),
-        Err(fault) => Finding::of_error(CHECK, CheckStatus::Failed, &fault.not_applied()),
-    }
+    Finding::required(CHECK, suits.check(host).map(|()| format!("{host} is a primary, {}", server.product)))
 }
 
 fn eviction(server: &ServerInfo) -> Finding {

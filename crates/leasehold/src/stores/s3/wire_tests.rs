@@ -17,8 +17,8 @@ use futures_util::TryStreamExt;
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::register::probe::probe_deletes;
-use crate::register::{MAX_VALUE_BYTES, Metadata, probe};
+use crate::proof::{probe, probe_deletes};
+use crate::register::{MAX_VALUE_BYTES, Metadata};
 use crate::stores::aws::config::careful;
 use crate::stores::aws::credentials::StoreCredentials;
 use crate::stores::aws::wire::{from_provider, in_file, machine, test_credentials, write_token};

@@ -60,10 +60,7 @@ fn file_system(location: &Location) -> Finding {
         return Finding::warning(CHECK, "not checked: ?allow_network=on")
             .with_help("two machines that open the file can hold the same lock: only one may open it");
     }
-    match location.file_system() {
-        Ok(name) => Finding::passed(CHECK, format!("a local one: {name}")),
-        Err(fault) => Finding::of_error(CHECK, CheckStatus::Failed, &fault.not_applied()),
-    }
+    Finding::required(CHECK, location.file_system().map(|name| format!("a local one: {name}")))
 }
 
 fn journal(connection: &mut Connection) -> Result<Finding, SqliteError> {

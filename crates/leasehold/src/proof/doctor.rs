@@ -12,6 +12,7 @@ use serde::Serialize;
 
 pub use self::cost::Cost;
 pub use self::latency::RoundTrips;
+pub use super::{probe, probe_deletes};
 pub use crate::diagnosis::{CheckStatus, Diagnose, Examination, Examined, Finding, RESERVED};
 use crate::error::{Error, ErrorKind};
 use crate::lease::{Capabilities, Id, LeaseStore};

@@ -6,13 +6,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::runtime::{Handle, Id as RuntimeId};
 use tokio::sync::watch;
 
+use super::first_use::{LIMIT, prove};
+use super::front_ends::Fronts;
+use super::marker::Subject;
 use crate::clock::timeout;
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
+use crate::register::Register;
 
 /// Whether a store was found to enforce its preconditions.
 #[derive(Default)]
@@ -57,6 +62,27 @@ impl Trust {
                 within(env, limit, probe()).await.inspect(|()| self.passed.store(true, Ordering::Release))
             }
         }
+    }
+
+    /// Proves the `subjects` of `register` for all callers, unless it is known to be safe.
+    ///
+    /// Cancel safe: the probe continues.
+    pub(crate) async fn prove(
+        &self,
+        register: &Arc<dyn Register>,
+        subjects: &'static [Subject],
+    ) -> Result<(), StoreError> {
+        if register.capabilities().trusted {
+            return Ok(());
+        }
+        let (env, register) = (register.env(), register.clone());
+        let probes = || async move {
+            for subject in subjects {
+                prove(&Fronts::only(&*register), *subject).await?;
+            }
+            Ok(())
+        };
+        self.settle(env, LIMIT * subjects.len() as u32, || probes().boxed()).await
     }
 
     /// Marks the probe as passed.
@@ -138,7 +164,6 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
 
-    use futures_util::FutureExt;
     use futures_util::future::join_all;
     use tokio::sync::Notify;
 

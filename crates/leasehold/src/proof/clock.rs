@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use super::super::records::Records;
-use super::super::rules::Rules;
+use crate::clock::StoreTime;
 use crate::diagnosis::Finding;
+use crate::env::Env;
 use crate::error::StoreError;
 use crate::retry::retry;
-use crate::types::LockName;
 
 /// The number of responses that are compared.
 const RESPONSES: usize = 12;
@@ -17,19 +16,25 @@ const WALL_CLOCK_OFF: Duration = Duration::from_secs(60);
 
 const CHECK: &str = "store-clock";
 
-/// Checks whether the store's clock can be trusted: its responses must agree within the margin.
-pub(super) async fn store_clock(records: &dyn Records, rules: Rules, name: &LockName) -> Finding {
-    match readings(records, name).await {
+/// Checks whether the store's clock can be trusted: its responses must agree within the `margin`. `read` sends a request
+/// and returns the clock's bounds. `is_used` is whether decisions depend on this clock.
+pub(crate) async fn store_clock<F>(
+    env: &Env,
+    margin: Duration,
+    is_used: bool,
+    read: impl Fn() -> F,
+) -> Finding
+where
+    F: Future<Output = Result<Option<StoreTime>, StoreError>>,
+{
+    match readings(env, read).await {
         Err(error) => Finding::stopped(CHECK, &error),
-        Ok(readings) if readings.is_empty() => {
+        Ok((readings, _)) if readings.is_empty() => {
             Finding::warning(CHECK, "the store's responses contain no time (no Date header)")
                 .with_help("only a process that waits can take over from a dead holder; `--try` cannot")
         }
-        Ok(readings) => {
-            // Earlier responses may have contradicted each other too. This process then uses observation only.
-            let earlier = records.store_time().map_or(Duration::ZERO, |time| time.apart);
-            judge(&readings, earlier, rules)
-        }
+        // Earlier responses may have contradicted each other too. This process then uses observation only.
+        Ok((readings, earlier)) => judge(&readings, earlier, margin, is_used),
     }
 }
 
@@ -43,25 +48,28 @@ struct ClockReading {
     wall_us: i128,
 }
 
-async fn readings(records: &dyn Records, name: &LockName) -> Result<Vec<ClockReading>, StoreError> {
-    let start = records.env().now();
-    let mut readings = Vec::new();
+/// Returns the readings, and how far the clock's responses have been apart so far.
+async fn readings<F>(env: &Env, read: impl Fn() -> F) -> Result<(Vec<ClockReading>, Duration), StoreError>
+where
+    F: Future<Output = Result<Option<StoreTime>, StoreError>>,
+{
+    let start = env.now();
+    let (mut readings, mut apart) = (Vec::new(), Duration::ZERO);
     for _ in 0..RESPONSES {
-        retry(records.env(), || records.read(name)).await?;
-        let Some(time) = records.store_time() else { continue };
-        let now = records.env().now();
+        let Some(time) = retry(env, &read).await? else { continue };
+        let now = env.now();
         let passed = now.since_boot().saturating_sub(start.since_boot()).as_micros() as i128;
         readings.push(ClockReading {
             lo_us: i128::from(time.lo_us) - passed,
             hi_us: i128::from(time.hi_us) - passed,
             wall_us: i128::from(now.wall_us()) - passed,
         });
+        apart = time.apart;
     }
-    Ok(readings)
+    Ok((readings, apart))
 }
 
-fn judge(readings: &[ClockReading], earlier: Duration, rules: Rules) -> Finding {
-    let margin = rules.margin;
+fn judge(readings: &[ClockReading], earlier: Duration, margin: Duration, is_used: bool) -> Finding {
     let lo = readings.iter().map(|reading| reading.lo_us).max().unwrap_or(0);
     let hi = readings.iter().map(|reading| reading.hi_us).min().unwrap_or(0);
     // Each reading is a range. If all ranges overlap, they can come from one clock.
@@ -69,7 +77,7 @@ fn judge(readings: &[ClockReading], earlier: Duration, rules: Rules) -> Finding 
     let off = readings.last().map_or(0, |last| (last.lo_us - last.wall_us).max(last.wall_us - last.hi_us));
     let off = us(off);
     let responses = readings.len();
-    if apart > margin && !rules.store_clock {
+    if apart > margin && !is_used {
         let seen = format!("{responses} responses are {apart:?} apart; unused because of ?store_clock=off");
         return Finding::warning(CHECK, seen)
             .with_help("locks are safe as long as every process uses ?store_clock=off");
@@ -111,7 +119,7 @@ mod tests {
 
     #[test]
     fn clocks_that_disagree_by_more_than_the_margin_fail() {
-        let rules = Rules { store_clock: true, margin: Duration::from_secs(5) };
+        let margin = Duration::from_secs(5);
         for (readings, verdict) in [
             (vec![reading(1_000), reading(1_000)], CheckStatus::Passed),
             // One clock can give readings that are a second apart, because a Date is accurate to a second.
@@ -120,22 +128,19 @@ mod tests {
             (vec![reading(1_000), reading(1_007), reading(1_000)], CheckStatus::Failed),
             (vec![reading(1_100), reading(1_100)], CheckStatus::Warning),
         ] {
-            let finding = judge(&readings, Duration::ZERO, rules);
+            let finding = judge(&readings, Duration::ZERO, margin, true);
             assert_eq!(finding.verdict, verdict, "{finding:?}");
             assert_eq!(finding.help.is_empty(), verdict == CheckStatus::Passed, "{finding:?}");
         }
         let apart = [reading(1_000), reading(1_007)];
-        assert!(judge(&apart, Duration::ZERO, rules).help[0].contains("?margin=13s"));
+        assert!(judge(&apart, Duration::ZERO, margin, true).help[0].contains("?margin=13s"));
         let earlier = Duration::from_secs(7);
         assert_eq!(
-            judge(&[reading(1_000)], earlier, rules).verdict,
+            judge(&[reading(1_000)], earlier, margin, true).verdict,
             CheckStatus::Failed,
             "the clock was set in the meantime"
         );
         // With `store_clock=off`, no decision depends on that clock.
-        assert_eq!(
-            judge(&apart, Duration::ZERO, Rules { store_clock: false, ..rules }).verdict,
-            CheckStatus::Warning
-        );
+        assert_eq!(judge(&apart, Duration::ZERO, margin, false).verdict, CheckStatus::Warning);
     }
 }

@@ -1,5 +1,3 @@
-mod front_ends;
-
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -10,23 +8,33 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use tokio::sync::Mutex;
 
-use super::super::probe::evidence::{Marker, RACES_DOCTOR};
-use super::super::probe::trust::within;
-use super::super::probe::{LIMIT, Subject, probe, probe_deletes, record};
 use super::*;
 use crate::clock::StoreTime;
+use crate::diagnosis::Examination;
 use crate::env::Env;
 use crate::error::Error;
-use crate::lease::Id;
-use crate::register::flawed::{Flaw, Flawed, store};
-use crate::register::{FrontEnds, RegisterCapabilities};
+use crate::proof::cells::{RACERS, RACES_DOCTOR};
+use crate::proof::flawed::{Flaw, Flawed, store};
+use crate::proof::front_ends::Fronts;
+use crate::proof::marker::Marker;
+use crate::proof::trust::within;
+use crate::proof::{LIMIT, examine, examine_register, first_use, probe, probe_deletes};
+use crate::register::{Body, FrontEnds, Register, RegisterCapabilities, VersionedValue};
 
-async fn examine(register: &dyn Register, deletes: bool, examination: &Examination) -> Examined {
-    Patient::new(register, deletes, examination).await.run(&[register]).await
+mod front_ends;
+
+async fn examine(register: &dyn Register, deletes: bool) -> Examined {
+    let fronts = Fronts::only(register);
+    examine::examine(&fronts, &[&fronts], Selection::Doctor { thorough: false, deletes }, Examined::default())
+        .await
+}
+
+async fn record(store: &Flawed, subject: Subject, unsafe_: Option<&str>) -> Result<(), StoreError> {
+    first_use::record(&Fronts::only(store), subject, unsafe_).await
 }
 
 async fn verdicts(register: &dyn Register, deletes: bool, verdict: CheckStatus) -> BTreeSet<&'static str> {
-    let examined = examine(register, deletes, &Examination::default()).await;
+    let examined = examine(register, deletes).await;
     for finding in &examined.findings {
         let bad = matches!(finding.verdict, CheckStatus::Failed | CheckStatus::Warning);
         assert!(!bad || !finding.help.is_empty(), "it says what to do: {finding:?}");
@@ -38,7 +46,7 @@ async fn verdicts(register: &dyn Register, deletes: bool, verdict: CheckStatus) 
 #[tokio::test(start_paused = true)]
 async fn a_good_register_passes_every_check_and_is_left_as_it_was() {
     let store = store(Flaw::None);
-    let examined = examine(&store, true, &Examination::default()).await;
+    let examined = examine(&store, true).await;
     assert!(
         examined.findings.iter().all(|finding| finding.verdict == CheckStatus::Passed),
         "{:#?}",
@@ -79,6 +87,7 @@ async fn each_flaw_fails_the_checks_that_are_about_it_and_no_others() {
         (Flaw::DoublesDeletes(20), &["delete-race"]),
         (Flaw::ComparesWithoutQuotes, &["current-version"]),
         (Flaw::NeverMatches, &["current-version"]),
+        (Flaw::RefusesEverything, &["create-if-absent"]),
         (Flaw::SameVersionAlways, &["new-version", "stale-version", "atomic-race", "conditional-delete"]),
         (Flaw::IgnoresVersionOfDeletes, &["conditional-delete"]),
         (Flaw::ReadsLate, &["read-after-write"]),
@@ -109,7 +118,7 @@ async fn flaws_without_effect_on_locks_are_not_failures() {
 #[tokio::test(start_paused = true)]
 async fn objects_that_cannot_be_deleted_are_named() {
     let store = store(Flaw::DeniesDeletes);
-    let examined = examine(&store, false, &Examination::default()).await;
+    let examined = examine(&store, false).await;
     let [of_races, other] = &examined.left[..] else { panic!("{:?}", examined.left) };
     let (count, prefix) = of_races.split_once(" objects ").unwrap();
     assert_eq!(count, RACES_DOCTOR.to_string(), "one for each race");
@@ -166,26 +175,26 @@ async fn the_doctors_verdict_decides_whether_a_store_is_used() {
         [Flaw::DoublesCreates(100), Flaw::ChecksInTwoSteps, Flaw::IgnoresVersion, Flaw::SameVersionAlways]
     {
         *store.flaw.lock().unwrap() = flaw;
-        examine(&store, false, &Examination::default()).await;
+        examine(&store, false).await;
         *store.flaw.lock().unwrap() = Flaw::None;
         for _ in 0..2 {
             let error = probe(&store).await.unwrap_err();
             assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{flaw:?}: {error:?}");
         }
-        examine(&store, false, &Examination::default()).await;
+        examine(&store, false).await;
         probe(&store).await.unwrap();
     }
     // A permission that is missing for a while does not make a store unsafe.
     for flaw in [Flaw::DeniesWrites, Flaw::DeniesReads, Flaw::RefusesRacers] {
         *store.flaw.lock().unwrap() = flaw;
-        examine(&store, false, &Examination::default()).await;
+        examine(&store, false).await;
         *store.flaw.lock().unwrap() = Flaw::None;
         probe(&store).await.unwrap();
     }
     // An examination without a result lifts no refusal.
     record(&store, Subject::Writes, Some("two won")).await.unwrap();
     *store.flaw.lock().unwrap() = Flaw::RefusesRacers;
-    examine(&store, false, &Examination::default()).await;
+    examine(&store, false).await;
     *store.flaw.lock().unwrap() = Flaw::None;
     assert!(probe(&store).await.unwrap_err().to_string().contains("two won"));
 }
@@ -194,13 +203,13 @@ async fn the_doctors_verdict_decides_whether_a_store_is_used() {
 #[tokio::test(start_paused = true)]
 async fn deletes_that_are_unsafe_are_refused_where_they_matter() {
     let store = store(Flaw::DoublesDeletes(100));
-    let examined = examine(&store, false, &Examination::default()).await;
+    let examined = examine(&store, false).await;
     assert!(examined.is_sound(), "{:#?}", examined.findings);
     *store.flaw.lock().unwrap() = Flaw::None;
     probe(&store).await.unwrap();
     let error = probe_deletes(&store).await.unwrap_err();
     assert!(error.to_string().contains("writes and deletes"), "{error:?}");
-    examine(&store, false, &Examination::default()).await;
+    examine(&store, false).await;
     probe_deletes(&store).await.unwrap();
 }
 
@@ -211,7 +220,7 @@ fn there(store: &Flawed) -> Vec<String> {
 }
 
 async fn verdicts_of_busy(busy: &Flawed) -> Vec<&'static str> {
-    let examined = examine(busy, false, &Examination::default()).await;
+    let examined = examine(busy, false).await;
     let failed = examined.findings.iter().filter(|finding| finding.verdict == CheckStatus::Failed);
     failed.map(|finding| finding.check).collect()
 }
@@ -221,7 +230,7 @@ async fn verdicts_of_busy(busy: &Flawed) -> Vec<&'static str> {
 async fn the_races_of_the_doctor_end_in_time() {
     let store = store(Flaw::DoublesInOneLane);
     let start = store.env.now();
-    let examined = examine(&store, false, &Examination::default()).await;
+    let examined = examine(&store, false).await;
     let race = examined.findings.iter().find(|finding| finding.check == "atomic-race").unwrap();
     assert_eq!(race.verdict, CheckStatus::Failed);
     let took = store.env.now().shortest_since(start);
@@ -234,7 +243,7 @@ async fn a_store_too_slow_for_enough_races_is_not_recorded_as_safe() {
     let slow = Arc::new(Flawed { latency: Duration::from_secs(3), ..store(Flaw::None) });
     let marker = Marker::blank(Id::random(&slow.env.random)).refused("here", slow.store_time(), "two won");
     slow.write(".leasehold-probe", Precondition::Absent, marker.to_bytes().into()).await.unwrap();
-    let findings = examine(&*slow, false, &Examination::default()).await.findings;
+    let findings = examine(&*slow, false).await.findings;
     let find = |check: &str| findings.iter().find(|finding| finding.check == check);
     for race in ["create-race", "atomic-race"] {
         let race = find(race).unwrap_or_else(|| panic!("{findings:#?}"));

@@ -1,42 +1,44 @@
-//! Several front ends of one store, used in turn, so that simultaneous requests go to all of them.
+//! A register as it is proven: through its front ends in turn, so that simultaneous requests go to all of them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
-use futures_util::stream::BoxStream;
+use bytes::Bytes;
+use futures_util::StreamExt;
 
-use super::{
-    Body, Deleted, Head, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
-};
+use super::cells::{Cells, Profile, RACERS};
+use super::checks::keeps_metadata;
 use crate::clock::StoreTime;
-use crate::diagnosis::{Examined, Finding};
+use crate::diagnosis::Finding;
 use crate::env::Env;
-use crate::error::{Error, StoreError};
+use crate::error::{Error, Fault, StoreError};
+use crate::register::{Deleted, Precondition, Register, Version, Write};
 
 /// The name of the doctor's check of front ends.
 pub(super) const CHECK: &str = "endpoints";
 
 /// A register whose requests go to its front ends in turn.
 #[derive(Debug)]
-pub(super) struct Fronts {
-    first: Arc<dyn Register>,
+pub(super) struct Fronts<'a> {
+    first: &'a dyn Register,
     /// One register for each endpoint name. Verdicts are recorded by name.
     named: Vec<Arc<dyn Register>>,
-    /// One register for each address of these names.
+    /// One register for each address of these names. If it is empty, `first` is used.
     chosen: Vec<Arc<dyn Register>>,
     findings: Vec<Finding>,
     next: AtomicUsize,
 }
 
-impl Fronts {
-    /// Opens `first` and the same objects through `endpoints`, for races of `racers` requests.
-    pub(super) async fn open(
-        first: &Arc<dyn Register>,
-        endpoints: &[String],
-        racers: usize,
-    ) -> Result<Self, Error> {
+impl<'a> Fronts<'a> {
+    /// Returns `first` alone, under its name.
+    pub(super) fn only(first: &'a dyn Register) -> Self {
+        Self { first, named: Vec::new(), chosen: Vec::new(), findings: Vec::new(), next: AtomicUsize::new(0) }
+    }
+
+    /// Opens `first` and the same objects through `endpoints`.
+    pub(super) async fn open(first: &'a Arc<dyn Register>, endpoints: &[String]) -> Result<Self, Error> {
         let mut named = vec![first.clone()];
         for endpoint in endpoints {
             let other = first.through(endpoint)?;
@@ -45,14 +47,14 @@ impl Fronts {
                 named.push(other);
             }
         }
-        if named.len() > racers {
+        if named.len() > RACERS {
             let message =
-                format!("{} endpoints are too many: at most {racers} take part in a race", named.len());
+                format!("{} endpoints are too many: at most {RACERS} take part in a race", named.len());
             return Err(Error::invalid(message).with_help(format!(
-                "examine at most {racers} at a time, such that each pair of endpoints is examined together once"
+                "examine at most {RACERS} at a time, such that each pair of endpoints is examined together once"
             )));
         }
-        let Choice { chosen, unused } = choose(&names(&named), racers).await?;
+        let Choice { chosen, unused } = choose(&names(&named)).await?;
         let mut findings = Vec::new();
         if chosen.len() > 1 {
             let shown: Vec<_> = chosen.iter().map(|front| front.shown.as_str()).collect();
@@ -63,25 +65,7 @@ impl Fronts {
         let chosen =
             chosen.into_iter().filter_map(|front| front.address.or_else(|| named.get(front.name).cloned()));
         let chosen = chosen.collect();
-        Ok(Self { first: first.clone(), named, chosen, findings, next: AtomicUsize::new(0) })
-    }
-
-    /// Returns the addresses of `register`'s own endpoint, for races of `racers` requests, or `None` if there is only
-    /// one. Also returns the findings on addresses that are not used.
-    pub(super) async fn of(
-        register: &dyn Register,
-        racers: usize,
-    ) -> Result<(Option<Self>, Vec<Finding>), Error> {
-        let Choice { chosen, unused } = choose(&[register], racers).await?;
-        let chosen: Vec<_> = chosen.into_iter().filter_map(|front| front.address).collect();
-        let fronts = chosen.first().cloned().map(|first| Self {
-            first,
-            named: Vec::new(),
-            chosen,
-            findings: Vec::new(),
-            next: AtomicUsize::new(0),
-        });
-        Ok((fronts, unused))
+        Ok(Self { named, chosen, findings, ..Self::only(&**first) })
     }
 
     /// Returns one register for each endpoint name.
@@ -96,7 +80,7 @@ impl Fronts {
 
     fn next(&self) -> &dyn Register {
         let turn = self.next.fetch_add(1, Ordering::Relaxed) % self.chosen.len().max(1);
-        &**self.chosen.get(turn).unwrap_or(&self.first)
+        self.chosen.get(turn).map_or(self.first, |front| &**front)
     }
 }
 
@@ -122,7 +106,7 @@ struct Front {
 }
 
 /// Chooses the first address of each name, then the second of each, and so on.
-async fn choose(names: &[&dyn Register], racers: usize) -> Result<Choice, Error> {
+async fn choose(names: &[&dyn Register]) -> Result<Choice, Error> {
     let (mut by_name, mut silent, mut answering) = (Vec::new(), Vec::new(), 0);
     for (name, register) in names.iter().enumerate() {
         let identity = register.identity();
@@ -141,8 +125,8 @@ async fn choose(names: &[&dyn Register], racers: usize) -> Result<Choice, Error>
         by_name.push(fronts);
     }
     let mut chosen = Vec::new();
-    while chosen.len() < racers && by_name.iter().any(|fronts| !fronts.is_empty()) {
-        let left = racers - chosen.len();
+    while chosen.len() < RACERS && by_name.iter().any(|fronts| !fronts.is_empty()) {
+        let left = RACERS - chosen.len();
         chosen.extend(by_name.iter_mut().filter_map(VecDeque::pop_front).take(left));
     }
     let mut unused = Vec::new();
@@ -155,7 +139,7 @@ async fn choose(names: &[&dyn Register], racers: usize) -> Result<Choice, Error>
     }
     if answering > chosen.len() {
         let seen = format!(
-            "only {} of {answering} addresses were examined: at most {racers} take part in a race",
+            "only {} of {answering} addresses were examined: at most {RACERS} take part in a race",
             chosen.len()
         );
         unused.push(Finding::warning(CHECK, seen).with_help(
@@ -167,40 +151,44 @@ async fn choose(names: &[&dyn Register], racers: usize) -> Result<Choice, Error>
 }
 
 /// Logs the front ends that the probe of `identity` left out. Only the doctor reports them otherwise.
-pub(super) fn log(identity: &str, unused: &[Finding]) {
+fn log(identity: &str, unused: &[Finding]) {
     for Finding { seen, help, .. } in unused {
         tracing::warn!(store = identity, "{seen}; {}", help.join("; "));
     }
 }
 
 #[async_trait]
-impl Register for Fronts {
-    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
-        self.next().read(key).await
+impl Cells for Fronts<'_> {
+    async fn read(&self, key: &str) -> Result<Option<(Bytes, Version)>, StoreError> {
+        Ok(self.next().read(key).await?.map(|found| (found.value, found.version)))
     }
 
-    async fn head(&self, key: &str) -> Result<Option<Head>, StoreError> {
-        self.next().head(key).await
-    }
-
-    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
-        self.next().write(key, expect, body).await
+    async fn write(&self, key: &str, expect: Precondition<'_>, bytes: Bytes) -> Result<Write, StoreError> {
+        self.next().write(key, expect, bytes.into()).await
     }
 
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         self.next().delete(key, version).await
     }
 
-    async fn examine(&self) -> Examined {
-        self.first.examine().await
+    async fn list(&self, prefix: &str) -> Result<(), StoreError> {
+        self.next().list(prefix).next().await.transpose().map(drop)
     }
 
-    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
-        self.next().list(prefix)
+    async fn keeps_metadata(&self, key: &str) -> Option<Result<(), StoreError>> {
+        self.first.capabilities().metadata?;
+        Some(keeps_metadata(self.first, key).await)
     }
 
-    fn version_of(&self, bytes: &[u8]) -> Option<Version> {
-        self.first.version_of(bytes)
+    async fn fronts(&self) -> Result<Option<Box<dyn Cells + '_>>, StoreError> {
+        let Choice { chosen, unused } = choose(&[self.first]).await.map_err(|error| {
+            let fault = Fault::new(error.kind(), error.to_string());
+            fault.with_help(error.help().join("; ")).not_applied()
+        })?;
+        log(&self.identity(), &unused);
+        let chosen: Vec<_> = chosen.into_iter().filter_map(|front| front.address).collect();
+        let fronts = Self { chosen, ..Self::only(self.first) };
+        Ok((!fronts.chosen.is_empty()).then(|| Box::new(fronts) as Box<dyn Cells + '_>))
     }
 
     fn store_time(&self) -> Option<StoreTime> {
@@ -211,14 +199,13 @@ impl Register for Fronts {
         self.first.env()
     }
 
-    fn capabilities(&self) -> RegisterCapabilities {
-        RegisterCapabilities {
-            trusted: self.chosen.iter().all(|front| front.capabilities().trusted),
-            ..self.first.capabilities()
-        }
-    }
-
     fn identity(&self) -> String {
         self.first.identity()
+    }
+
+    fn profile(&self) -> Profile {
+        let capabilities = self.first.capabilities();
+        let trusted = self.chosen.iter().all(|front| front.capabilities().trusted);
+        Profile::of_register(capabilities.trusted && trusted, capabilities.generations)
     }
 }

@@ -9,13 +9,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::stream::{self, BoxStream, StreamExt};
 
-use super::{
-    Body, Deleted, Metadata, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
-};
 use crate::clock::{StoreTime, TestClock};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::PollInterval;
+use crate::register::{
+    Body, Deleted, Metadata, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
@@ -27,6 +27,8 @@ pub(crate) enum Flaw {
     /// Checks first and then writes. This is correct for a single client.
     ChecksInTwoSteps,
     NeverMatches,
+    /// Refuses every conditional write, even of what does not exist.
+    RefusesEverything,
     SameVersionAlways,
     DropsMetadata,
     IgnoresVersionOfDeletes,
@@ -41,6 +43,8 @@ pub(crate) enum Flaw {
     DeniesDeletes,
     /// All but one of the writes that arrive at once get no definite response.
     RefusesRacers,
+    /// Serves four writes at once, and no more.
+    ServesFour,
     /// Accepts a second create in this percentage of races.
     DoublesCreates(u8),
     /// Likewise, accepts a second write over one version.
@@ -155,6 +159,7 @@ impl Flawed {
             (Precondition::Absent, _) if matches!(flaw, Flaw::IgnoresAbsent | Flaw::IgnoresBoth) => true,
             (Precondition::Version(_), _) if matches!(flaw, Flaw::IgnoresVersion | Flaw::IgnoresBoth) => true,
             (Precondition::Version(_), _) if flaw == Flaw::NeverMatches => false,
+            _ if flaw == Flaw::RefusesEverything => false,
             (Precondition::Version(version), cell) if flaw == Flaw::ComparesWithoutQuotes => {
                 cell.is_some_and(|cell| cell.version.as_str().trim_matches('"') == version.as_str())
             }
@@ -188,7 +193,12 @@ impl Register for Flawed {
         self.travel().await;
         self.writing.fetch_sub(1, Ordering::SeqCst);
         self.throttle()?;
-        if at_once > 0 && *self.flaw.lock().unwrap() == Flaw::RefusesRacers {
+        let served = match *self.flaw.lock().unwrap() {
+            Flaw::RefusesRacers => 1,
+            Flaw::ServesFour => 4,
+            _ => usize::MAX,
+        };
+        if at_once >= served {
             return Err(Fault::unavailable("409").not_applied());
         }
         if nth(self.busy_every) {

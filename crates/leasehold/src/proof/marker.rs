@@ -1,11 +1,5 @@
-//! Defines how strong the evidence of races is, and how the verdict on a store is recorded in it. This module does no
-//! I/O. All stores that are probed share it.
-//!
-//! A store that checks preconditions in two steps breaks mutual exclusion only in races, and not in every race. So the
-//! number of races determines which flaws a probe or an examination rules out. In a race, [`RACERS`] requests are sent
-//! at once. A good store accepts at most one of them.
+//! How the verdict on a store is recorded in it. This module does no I/O. All stores that are probed share it.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,24 +11,31 @@ use crate::error::StoreError;
 use crate::lease::Id;
 use crate::retry::RetryBudget;
 
+/// The key of the marker.
+pub(crate) const KEY: &str = ".leasehold-probe";
+
+/// What is proven. Each has its own marker, whose key is not the name of a lock's record, so it is never listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Subject {
+    /// The preconditions of writes.
+    Writes,
+    /// The preconditions of deletes, and of writes that race with them.
+    Deletes,
+}
+
+impl Subject {
+    /// Returns the key of the marker.
+    pub(super) fn key(self) -> &'static str {
+        match self {
+            Self::Writes => KEY,
+            Self::Deletes => ".leasehold-probe-delete",
+        }
+    }
+}
+
 /// The version of the probe. It is raised when checks are added, so that stores that passed an older probe are probed
 /// again.
 pub(crate) const PROBE_VERSION: u32 = 2;
-
-/// The number of requests in a race. The number of pairs that can collide grows with its square.
-pub(crate) const RACERS: usize = 8;
-
-/// The number of races of each kind in a probe, before a process first uses a store. A store that lets two requests win
-/// in one race of ten passes once in a hundred times. A store that does so in every third race passes once in fifty
-/// million times.
-pub(crate) const RACES_FIRST_USE: usize = 44;
-
-/// The number of races of each kind that the doctor runs. A store that lets two requests win in one race of ten passes
-/// once in a thousand times.
-pub(crate) const RACES_DOCTOR: usize = 66;
-
-/// The number of races of each kind that the thorough doctor runs. It also doubles the number of racers.
-pub(crate) const RACES_THOROUGH: usize = 200;
 
 /// How long a verdict is valid. A server may be replaced or reconfigured behind the same name.
 pub(crate) const LONGEST_AGE: Duration = Duration::from_secs(30 * 24 * 3_600);
@@ -47,38 +48,6 @@ pub(crate) const RECORD_LIMIT: Duration = Duration::from_secs(10);
 
 /// The maximum number of recorded verdicts. Each name of an endpoint has its own.
 const MAX_VERDICTS: usize = 16;
-
-/// Returns the probability that a store passes `races` if it lets two requests win in a race with probability
-/// `doubles`.
-pub(crate) fn passes(races: usize, doubles: f64) -> f64 {
-    (1.0 - doubles).powf(races as f64)
-}
-
-/// Describes for people which stores `races` without two winners rule out.
-pub(crate) fn excluded(races: usize) -> String {
-    let once_in = 1.0 / passes(races, 0.1);
-    if once_in < 2.0 {
-        return "too few races for a conclusion".to_owned();
-    }
-    format!("a store that lets two win in 1 race of 10 would pass once in {}", rounded_down(once_in))
-}
-
-/// Rounds down to one digit, with commas: `1,000` for 1,047.
-fn rounded_down(number: f64) -> String {
-    let zeros = number.log10().floor();
-    let mut digits = format!("{}", (number / 10_f64.powf(zeros)).floor());
-    for _ in 0..zeros as u32 {
-        digits.push('0');
-    }
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        let _ = write!(text, "{digit}");
-    }
-    text
-}
 
 /// Records a verdict. `write` reads and writes the marker once, and returns whether the store accepted the write. If not,
 /// another process has changed the marker.
@@ -279,17 +248,6 @@ mod tests {
 
     fn unknown() -> Standing {
         Standing::Unknown { prober: None }
-    }
-
-    #[test]
-    fn the_number_of_races_bounds_the_failure_rate_as_stated() {
-        assert!(passes(RACES_DOCTOR, 0.1) <= 0.001);
-        assert!(passes(RACES_FIRST_USE, 0.1) <= 0.01);
-        assert!(passes(RACES_FIRST_USE, 1.0 / 3.0) <= 1.0 / 50e6);
-        for (races, said) in [(7, "2"), (22, "10"), (44, "100"), (66, "1,000"), (200, "1,000,000,000")] {
-            assert!(excluded(races).ends_with(&format!("once in {said}")), "{races}: {}", excluded(races));
-        }
-        assert!(excluded(3).contains("too few"));
     }
 
     #[test]

@@ -107,11 +107,30 @@ impl<'a> Patient<'a> {
 
     /// Makes a claim that must be granted.
     async fn granted(&self, check: &'static str, name: &LockName) -> Step<Grant> {
-        match self.store.try_acquire(&self.claim(name)).await {
-            Ok(Answer::Granted(grant)) => Ok(grant),
-            Ok(Answer::Held(held)) => Err(Finding::failed(check, format!("a free lock was refused: {held}"))),
-            Ok(Answer::Lost(loss)) => Err(Finding::failed(check, format!("a first claim was lost: {loss}"))),
-            Err(error) => Err(stopped(check, &error)),
+        match self.store.try_acquire(&self.claim(name)).await.map_err(stopped(check))? {
+            Answer::Granted(grant) => Ok(grant),
+            Answer::Held(held) => Err(Finding::failed(check, format!("a free lock was refused: {held}"))),
+            Answer::Lost(loss) => Err(Finding::failed(check, format!("a first claim was lost: {loss}"))),
+        }
+    }
+
+    /// Renews a grant that is held.
+    async fn renewed(&self, grant: &mut Grant) -> Step<()> {
+        const CHECK: &str = "renewal";
+        match self.store.renew(grant).await.map_err(stopped(CHECK))? {
+            Renewal::Renewed => Ok(()),
+            Renewal::Lost(loss) => {
+                let seen = format!("a lock was lost although no other client took it: {loss}");
+                Err(Finding::failed(CHECK, seen))
+            }
+        }
+    }
+
+    /// Releases a grant. `lost` is the finding if it is no longer held.
+    async fn released(&self, check: &'static str, grant: &mut Grant, lost: Finding) -> Step<()> {
+        match self.store.release(grant, None).await.map_err(stopped(check))? {
+            Released::Released => Ok(()),
+            Released::AlreadyLost => Err(lost),
         }
     }
 
@@ -121,12 +140,12 @@ impl<'a> Patient<'a> {
         const CHECK: &str = "grant";
         let name = self.name("ttl")?;
         let mut grant = self.granted(CHECK, &name).await?;
-        self.store.release(&mut grant, None).await.map_err(|error| stopped(CHECK, &error))?;
+        self.store.release(&mut grant, None).await.map_err(stopped(CHECK))?;
         let asked = std::mem::replace(&mut self.ttl, Ttl::DEFAULT);
         match self.store.try_acquire(&self.claim(&name)).await {
             Err(error) if error.fault().kind == ErrorKind::Invalid => self.ttl = asked,
             Ok(Answer::Granted(mut grant)) => {
-                self.store.release(&mut grant, None).await.map_err(|error| stopped(CHECK, &error))?;
+                self.store.release(&mut grant, None).await.map_err(stopped(CHECK))?;
             }
             // The next checks examine this answer.
             _ => {}
@@ -138,10 +157,9 @@ impl<'a> Patient<'a> {
         let grant = self.granted("grant", name).await?;
         self.pass("grant", "a free lock is granted");
         const CHECK: &str = "exclusion";
-        match self.store.try_acquire(&self.claim(name)).await {
-            Ok(Answer::Held(_)) => self.pass(CHECK, "a second claim is refused while the first is held"),
-            Ok(_) => return Err(unsafe_store(CHECK, "a second claim was granted while the first was held")),
-            Err(error) => return Err(stopped(CHECK, &error)),
+        match self.store.try_acquire(&self.claim(name)).await.map_err(stopped(CHECK))? {
+            Answer::Held(_) => self.pass(CHECK, "a second claim is refused while the first is held"),
+            _ => return Err(unsafe_store(CHECK, "a second claim was granted while the first was held")),
         }
         Ok(grant)
     }
@@ -149,7 +167,7 @@ impl<'a> Patient<'a> {
     /// Checks that a grant is visible and listed, and that it can be renewed.
     async fn is_seen(&mut self, mut grant: Grant) -> Step<Grant> {
         const CHECK: &str = "sees-grant";
-        let status = self.store.inspect(&grant.name).await.map_err(|error| stopped(CHECK, &error))?;
+        let status = self.store.inspect(&grant.name).await.map_err(stopped(CHECK))?;
         match status.state {
             State::Held(_) if status.token.is_none_or(|token| token == grant.token) => {
                 self.pass(CHECK, "a grant is visible as soon as it is reported");
@@ -162,16 +180,8 @@ impl<'a> Patient<'a> {
             }
         }
         self.listed(&grant.name).await;
-        match self.store.renew(&mut grant).await {
-            Ok(Renewal::Renewed) => self.pass("renewal", "a held lock is renewed"),
-            Ok(Renewal::Lost(loss)) => {
-                return Err(Finding::failed(
-                    "renewal",
-                    format!("a lock was lost although no other client took it: {loss}"),
-                ));
-            }
-            Err(error) => return Err(stopped("renewal", &error)),
-        }
+        self.renewed(&mut grant).await?;
+        self.pass("renewal", "a held lock is renewed");
         Ok(grant)
     }
 
@@ -182,10 +192,7 @@ impl<'a> Patient<'a> {
             match names.next().await {
                 Some(Ok(found)) if found == *name => break Finding::passed(CHECK, "locks are listed"),
                 Some(Ok(_)) => {}
-                Some(Err(error)) => {
-                    break Finding::of_error(CHECK, CheckStatus::Warning, &error)
-                        .with_help("locks work without it; `leasehold ls` does not");
-                }
+                Some(Err(error)) => break Finding::unlisted(CHECK, &error),
                 None => break Finding::warning(CHECK, "a held lock is not in the listing"),
             }
         };
@@ -195,13 +202,7 @@ impl<'a> Patient<'a> {
 
     async fn is_freed(&mut self, mut grant: Grant) -> Step<Grant> {
         const CHECK: &str = "release";
-        match self.store.release(&mut grant, None).await {
-            Ok(Released::Released) => {}
-            Ok(Released::AlreadyLost) => {
-                return Err(Finding::failed(CHECK, "a held lock was gone when it was released"));
-            }
-            Err(error) => return Err(stopped(CHECK, &error)),
-        }
+        self.released(CHECK, &mut grant, gone()).await?;
         let next = self.granted(CHECK, &grant.name).await?;
         self.pass(CHECK, "a released lock is granted to the next claim");
         const TOKENS: &str = "tokens";
@@ -228,26 +229,19 @@ impl<'a> Patient<'a> {
             Err(error) if error.fault().kind == ErrorKind::Denied => {
                 let finding = Finding::of_error(CHECK, CheckStatus::Warning, &error);
                 self.findings.push(finding.with_help("locks work without it; `leasehold break` does not"));
-                return match self.store.release(&mut stale, None).await {
-                    Ok(_) => Ok(()),
-                    Err(error) => Err(stopped(CHECK, &error)),
-                };
+                return self.store.release(&mut stale, None).await.map(drop).map_err(stopped(CHECK));
             }
-            Err(error) => return Err(stopped(CHECK, &error)),
+            Err(error) => return Err(stopped(CHECK)(error)),
         }
         let mut next = self.granted(CHECK, &name).await?;
-        match self.store.renew(&mut stale).await {
-            Ok(Renewal::Lost(_)) => {}
-            Ok(Renewal::Renewed) => {
-                return Err(unsafe_store(CHECK, "a holder that was evicted renewed its lease"));
-            }
-            Err(error) => return Err(stopped(CHECK, &error)),
+        if let Renewal::Renewed = self.store.renew(&mut stale).await.map_err(stopped(CHECK))? {
+            return Err(unsafe_store(CHECK, "a holder that was evicted renewed its lease"));
         }
-        match self.store.release(&mut stale, None).await {
-            Ok(Released::AlreadyLost) => {}
+        match self.store.release(&mut stale, None).await.map_err(stopped(CHECK))? {
+            Released::AlreadyLost => {}
             // If a release deletes, a lost response leaves no trace. The current state of the lock decides.
-            Ok(Released::Released) => {
-                let status = self.store.inspect(&name).await.map_err(|error| stopped(CHECK, &error))?;
+            Released::Released => {
+                let status = self.store.inspect(&name).await.map_err(stopped(CHECK))?;
                 let held = matches!(status.state, State::Held(_));
                 if !held || status.token.is_some_and(|token| token != next.token) {
                     return Err(unsafe_store(
@@ -256,15 +250,9 @@ impl<'a> Patient<'a> {
                     ));
                 }
             }
-            Err(error) => return Err(stopped(CHECK, &error)),
         }
-        match self.store.release(&mut next, None).await {
-            Ok(Released::Released) => {}
-            Ok(Released::AlreadyLost) => {
-                return Err(unsafe_store(CHECK, "the successor of an evicted holder lost its lock"));
-            }
-            Err(error) => return Err(stopped(CHECK, &error)),
-        }
+        let lost = unsafe_store(CHECK, "the successor of an evicted holder lost its lock");
+        self.released(CHECK, &mut next, lost).await?;
         self.pass(CHECK, "a holder that was evicted can neither renew nor release");
         Ok(())
     }
@@ -315,7 +303,7 @@ impl<'a> Patient<'a> {
         }
         if counted == 0 {
             let unheard = || Fault::unavailable("most claims at once got no response").not_applied();
-            return Err(stopped(CHECK, &trouble.unwrap_or_else(unheard)));
+            return Err(stopped(CHECK)(trouble.unwrap_or_else(unheard)));
         }
         self.pass(CHECK, format!("of {racers} claims at once, one was granted, {counted} times"));
         Ok(())
@@ -365,28 +353,13 @@ impl<'a> Patient<'a> {
             ));
         }
         let sent = env.now();
-        match self.store.renew(&mut grant).await {
-            Ok(Renewal::Renewed) => {}
-            Ok(Renewal::Lost(loss)) => {
-                return Err(Finding::failed(
-                    "renewal",
-                    format!("a lock was lost although no other client took it: {loss}"),
-                ));
-            }
-            Err(error) => return Err(stopped("renewal", &error)),
-        }
+        self.renewed(&mut grant).await?;
         took.renew.push(env.now().longest_since(sent));
         let sent = env.now();
-        self.store.inspect(name).await.map_err(|error| stopped(CHECK, &error))?;
+        self.store.inspect(name).await.map_err(stopped(CHECK))?;
         took.inspect.push(env.now().longest_since(sent));
         let sent = env.now();
-        match self.store.release(&mut grant, None).await {
-            Ok(Released::Released) => {}
-            Ok(Released::AlreadyLost) => {
-                return Err(Finding::failed("release", "a held lock was gone when it was released"));
-            }
-            Err(error) => return Err(stopped("release", &error)),
-        }
+        self.released("release", &mut grant, gone()).await?;
         took.release.push(env.now().longest_since(sent));
         Ok(())
     }
@@ -414,6 +387,10 @@ impl<'a> Patient<'a> {
     }
 }
 
+fn gone() -> Finding {
+    Finding::failed("release", "a held lock was gone when it was released")
+}
+
 /// Returns the finding for a store that is unsafe for locks.
 fn unsafe_store(check: &'static str, seen: &str) -> Finding {
     Finding::failed(check, seen).with_help(
@@ -423,6 +400,6 @@ fn unsafe_store(check: &'static str, seen: &str) -> Finding {
 }
 
 /// Returns the finding for a store that did not respond or refused a request.
-fn stopped(check: &'static str, error: &StoreError) -> Finding {
-    Finding::stopped(check, error)
+fn stopped(check: &'static str) -> impl Fn(StoreError) -> Finding {
+    move |error| Finding::stopped(check, &error)
 }

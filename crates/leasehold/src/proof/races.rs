@@ -10,20 +10,14 @@ use std::time::Duration;
 use futures_util::future::{join, join_all};
 use tokio::sync::watch;
 
-use super::super::{Deleted, Precondition, Register, Version, Write};
-use super::checks::{fresh, refusal};
-use super::evidence::RACERS;
-use crate::error::{ErrorKind, Fault, StoreError};
+use super::cells::{Cells, Profile, Races};
+use super::checks::{fresh, no_deletes, refusal, worse};
+use crate::error::{Fault, StoreError};
 use crate::lease::Id;
+use crate::register::{Deleted, Precondition, Version, Write};
 
 /// The prefix of the keys of races. A random part and numbers follow.
 pub(crate) const PREFIX: &str = ".leasehold-probe-race-";
-
-/// The number of rounds that run at the same time, on separate keys.
-const LANES: usize = 4;
-
-/// The time limit of the races before a process first uses a store. It leaves the probe time to record the verdict.
-const FIRST_USE_LIMIT: Duration = Duration::from_secs(90);
 
 /// The maximum number of rounds for each race that must count, and the pause after a round in which no race counted.
 const ROUNDS_FOR_ONE: usize = 3;
@@ -41,11 +35,20 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    pub(crate) fn what(self) -> &'static str {
+    /// Returns the name of the check.
+    pub(super) fn check(self) -> &'static str {
         match self {
-            Self::Creates => "creates (If-None-Match: *)",
-            Self::Replaces => "writes that expect one version (If-Match)",
-            Self::Deletes => "writes and deletes that expect one version (If-Match)",
+            Self::Creates => "create-race",
+            Self::Replaces => "atomic-race",
+            Self::Deletes => "delete-race",
+        }
+    }
+
+    pub(super) fn what(self, profile: &Profile) -> String {
+        match self {
+            Self::Creates => format!("creates ({})", profile.absent),
+            Self::Replaces => format!("writes that expect one version ({})", profile.current),
+            Self::Deletes => format!("writes and deletes that expect one version ({})", profile.current),
         }
     }
 }
@@ -54,8 +57,7 @@ impl Kind {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan<'a> {
     pub(crate) kinds: &'a [Kind],
-    pub(crate) racers: usize,
-    pub(crate) races: usize,
+    pub(crate) size: Races,
     /// Whether the other kinds continue after one kind was found unsafe.
     pub(crate) all: bool,
     /// No round begins after this time.
@@ -78,6 +80,15 @@ impl Raced {
     fn none(kind: Kind) -> Self {
         Self { kind, counted: 0, unsafe_: None, trouble: None }
     }
+
+    /// Returns why these races do not prove the store to be safe, if they do not. `least` of them must count.
+    pub(super) fn problem(self, least: usize) -> Option<StoreError> {
+        let message = format!("only {} of {least} races had a result", self.counted);
+        self.unsafe_.or_else(|| {
+            let trouble = || self.trouble.unwrap_or_else(|| Fault::unavailable(message).not_applied());
+            (self.counted < least).then(trouble)
+        })
+    }
 }
 
 /// The results of all races.
@@ -97,15 +108,17 @@ enum RaceResult {
     Nothing(Option<StoreError>),
 }
 
-/// Runs `plan` on `register`.
-pub(crate) async fn run(register: &dyn Register, plan: Plan<'_>) -> Found {
-    let id = Id::random(&register.env().random).to_string();
+/// Runs `plan` on `cells`.
+pub(crate) async fn run(cells: &dyn Cells, plan: Plan<'_>) -> Found {
+    let id = Id::random(&cells.env().random).to_string();
     let prefix = format!("{PREFIX}{}", &id[..12]);
     let stop = watch::Sender::new(false);
-    let lanes = (0..LANES).map(|lane| {
+    let Races { races, lanes, racers, .. } = plan.size;
+    let lanes = (0..lanes).map(|lane| {
         // The shares of all lanes add up to the planned number.
-        let plan = Plan { races: (plan.races + lane) / LANES, ..plan };
-        Lane { register, plan, prefix: format!("{prefix}-{lane}"), left: Vec::new(), stop: &stop }.run()
+        let races = (races + lane) / lanes;
+        let prefix = format!("{prefix}-{lane}");
+        Lane { cells, plan, races, racers, prefix, left: Vec::new(), stop: &stop }.run()
     });
     let mut found = Found {
         kinds: plan.kinds.iter().copied().map(Raced::none).collect(),
@@ -116,24 +129,18 @@ pub(crate) async fn run(register: &dyn Register, plan: Plan<'_>) -> Found {
         for (all, one) in found.kinds.iter_mut().zip(lane.0) {
             all.counted += one.counted;
             all.unsafe_ = all.unsafe_.take().or(one.unsafe_);
-            all.trouble = more_lasting(all.trouble.take(), one.trouble);
+            all.trouble = worse(all.trouble.take(), one.trouble);
         }
         found.left.extend(lane.1);
     }
     found
 }
 
-/// Returns the error that a retry does not change, if there is one, or else the first.
-pub(super) fn more_lasting(one: Option<StoreError>, other: Option<StoreError>) -> Option<StoreError> {
-    match (one, other) {
-        (Some(one), Some(other)) if one.is_transient() && !other.is_transient() => Some(other),
-        (one, other) => one.or(other),
-    }
-}
-
 struct Lane<'a> {
-    register: &'a dyn Register,
+    cells: &'a dyn Cells,
     plan: Plan<'a>,
+    races: usize,
+    racers: usize,
     prefix: String,
     left: Vec<String>,
     /// Whether all lanes stop, because one has found that the store is unsafe.
@@ -144,10 +151,10 @@ impl Lane<'_> {
     /// Returns the results of each kind, and the keys that could not be deleted.
     async fn run(mut self) -> (Vec<Raced>, Vec<String>) {
         let mut kinds: Vec<Raced> = self.plan.kinds.iter().copied().map(Raced::none).collect();
-        let env = self.register.env();
+        let env = self.cells.env();
         let start = env.now();
-        for round in 0..ROUNDS_FOR_ONE * self.plan.races {
-            let settled = |raced: &Raced| raced.unsafe_.is_some() || raced.counted >= self.plan.races;
+        for round in 0..ROUNDS_FOR_ONE * self.races {
+            let settled = |raced: &Raced| raced.unsafe_.is_some() || raced.counted >= self.races;
             // An error that a retry does not change, such as a missing permission.
             let hopeless = |raced: &Raced| raced.trouble.as_ref().is_some_and(|error| !error.is_transient());
             let late = env.now().longest_since(start) > self.plan.limit;
@@ -166,6 +173,7 @@ impl Lane<'_> {
                     kinds.iter().filter_map(|raced| raced.trouble.as_ref()?.fault().retry_after).max();
                 let left = self.plan.limit.saturating_sub(env.now().longest_since(start));
                 let pause = env.random.jittered(PAUSE, 0.5).max(retry_after.unwrap_or_default()).min(left);
+                self.racers = (self.racers / 2).max(self.plan.size.least_racers);
                 let mut stop = self.stop.subscribe();
                 tokio::select! {
                     () = env.sleep(pause) => {}
@@ -199,7 +207,7 @@ impl Lane<'_> {
             current = match version {
                 Some(version) => Some(version),
                 // The winner's response was lost, or there were several winners.
-                None => self.register.read(key).await.ok().flatten().map(|cell| cell.version),
+                None => self.cells.read(key).await.ok().flatten().map(|(_, version)| version),
             };
             if current.is_none() && raced.kind != Kind::Deletes {
                 break;
@@ -209,29 +217,28 @@ impl Lane<'_> {
     }
 
     async fn created(&self, key: &str) -> Result<Version, StoreError> {
-        match self.register.write(key, Precondition::Absent, fresh(self.register)).await? {
+        match self.cells.write(key, Precondition::Absent, fresh(self.cells)).await? {
             Write::Committed(version) => Ok(version),
             Write::Conflict => Err(none_accepted(1)),
         }
     }
 
     async fn creates(&self, key: &str) -> (RaceResult, Option<Version>) {
-        let writes = (0..self.plan.racers)
-            .map(|_| self.register.write(key, Precondition::Absent, fresh(self.register)));
+        let writes = (0..self.racers).map(|_| self.cells.write(key, Precondition::Absent, fresh(self.cells)));
         self.judged(Kind::Creates, join_all(writes).await.into_iter().map(accepted).collect())
     }
 
     async fn replaces(&self, key: &str, version: &Version) -> (RaceResult, Option<Version>) {
         let expect = Precondition::Version(version);
-        let writes = (0..self.plan.racers).map(|_| self.register.write(key, expect, fresh(self.register)));
+        let writes = (0..self.racers).map(|_| self.cells.write(key, expect, fresh(self.cells)));
         self.judged(Kind::Replaces, join_all(writes).await.into_iter().map(accepted).collect())
     }
 
     async fn deletes(&self, key: &str, version: &Version) -> (RaceResult, Option<Version>) {
-        let (register, half) = (self.register, self.plan.racers / 2);
+        let (cells, half) = (self.cells, self.racers / 2);
         let expect = Precondition::Version(version);
-        let writes = join_all((0..half).map(|_| register.write(key, expect, fresh(register))));
-        let deletes = join_all((0..half).map(|_| register.delete(key, version)));
+        let writes = join_all((0..half).map(|_| cells.write(key, expect, fresh(cells))));
+        let deletes = join_all((0..half).map(|_| cells.delete(key, version)));
         let (writes, deletes) = join(writes, deletes).await;
         let deletes = deletes
             .into_iter()
@@ -260,20 +267,20 @@ impl Lane<'_> {
                 };
                 (seen, winners.pop().flatten())
             }
-            accepted => (RaceResult::Unsafe(two_winners(kind, racers, accepted)), None),
+            accepted => (RaceResult::Unsafe(two_winners(self.cells, kind, racers, accepted)), None),
         }
     }
 
     async fn clean_up(&mut self, key: &str, version: Option<Version>) {
         let version = match version {
             Some(version) => Some(version),
-            None => match self.register.read(key).await {
+            None => match self.cells.read(key).await {
                 Ok(None) => return,
-                read => read.ok().flatten().map(|cell| cell.version),
+                read => read.ok().flatten().map(|(_, version)| version),
             },
         };
         let deleted = match version {
-            Some(version) => self.register.delete(key, &version).await.ok(),
+            Some(version) => self.cells.delete(key, &version).await.ok(),
             None => None,
         };
         if deleted != Some(Deleted::Deleted) {
@@ -296,39 +303,17 @@ fn none_accepted(racers: usize) -> StoreError {
     Fault::unavailable(format!("of {racers} requests at once, the store accepted none")).not_applied()
 }
 
-fn two_winners(kind: Kind, racers: usize, accepted: usize) -> StoreError {
+fn two_winners(cells: &dyn Cells, kind: Kind, racers: usize, accepted: usize) -> StoreError {
     let seen = format!(
         "this store does not check preconditions atomically: of {racers} {} at once, it accepted {accepted}",
-        kind.what()
+        kind.what(&cells.profile())
     );
     match kind {
-        Kind::Creates | Kind::Replaces => {
-            refusal(&seen, "two clients that request a lock at the same time could be granted the same lock")
-        }
+        Kind::Creates | Kind::Replaces => refusal(
+            cells,
+            seen,
+            "two clients that request a lock at the same time could be granted the same lock",
+        ),
         Kind::Deletes => no_deletes(seen),
-    }
-}
-
-/// The help text for stores on which leasehold cannot delete.
-pub(super) const NO_DELETES_HELP: &str = "with protocol=existence a release deletes an object, which might by then \
-    belong to another client: use the default protocol (leave out ?protocol), or Amazon S3 or Google Cloud Storage; \
-    and do not sweep this store";
-
-/// Returns the error for a store on which leasehold must not delete.
-pub(crate) fn no_deletes(message: impl Into<String>) -> StoreError {
-    Fault::new(ErrorKind::Unsupported, message).with_help(NO_DELETES_HELP).not_applied()
-}
-
-impl Plan<'_> {
-    /// Returns the plan for the first use of a store: races of `kinds`, until one of them shows that the store is
-    /// unsafe.
-    pub(crate) fn first_use(kinds: &[Kind]) -> Plan<'_> {
-        Plan {
-            kinds,
-            racers: RACERS,
-            races: super::evidence::RACES_FIRST_USE,
-            all: false,
-            limit: FIRST_USE_LIMIT,
-        }
     }
 }

@@ -16,8 +16,8 @@ use crate::lease::{
     State, Status, StoreOptions, Token, Ttl, Watch,
 };
 use crate::locker::Locker;
+use crate::proof::flawed::{Flaw, store};
 use crate::protocol::RegisterLeases;
-use crate::register::flawed::{Flaw, store};
 use crate::stores::memory::MemoryRegister;
 
 fn memory() -> RegisterLeases {
