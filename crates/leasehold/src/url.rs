@@ -63,9 +63,7 @@ impl StoreUrl {
         let (scheme, rest) =
             url.split_once(':').filter(|(scheme, _)| is_scheme(scheme)).ok_or_else(|| {
                 // Text without a scheme may be anything, even a password, so the error does not repeat it.
-                Error::invalid("the store URL has no scheme").with_help(
-                    "use a URL like sqlite:/var/lib/locks.db or s3://bucket/prefix; see `leasehold help stores`",
-                )
+                Error::invalid("the store URL has no scheme").with_help(schemes::EXAMPLES)
             })?;
         let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
         let (authority, path) = match rest.strip_prefix("//") {

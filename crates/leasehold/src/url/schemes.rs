@@ -36,6 +36,10 @@ pub(super) enum Location {
     Name(&'static str, fn(&str) -> bool),
 }
 
+/// The help for a URL without a scheme.
+pub(super) const EXAMPLES: &str =
+    "use a URL like sqlite:/var/lib/locks.db or s3://bucket/prefix; see `leasehold help stores`";
+
 /// Returns the scheme with this name.
 pub(super) fn find(name: &str) -> Option<&'static Scheme> {
     SCHEMES.iter().find(|scheme| scheme.name == name)
