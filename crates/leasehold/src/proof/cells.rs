@@ -20,7 +20,9 @@ pub(crate) trait Cells: Send + Sync {
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError>;
 
     /// Lists keys with this prefix, to find out whether that is permitted.
-    async fn list(&self, prefix: &str) -> Result<(), StoreError>;
+    async fn list(&self, _prefix: &str) -> Result<(), StoreError> {
+        Ok(())
+    }
 
     /// Checks that metadata is kept with `key`. Returns `None` if the store does not claim to keep any.
     async fn keeps_metadata(&self, _key: &str) -> Option<Result<(), StoreError>> {
@@ -32,12 +34,17 @@ pub(crate) trait Cells: Send + Sync {
         Ok(None)
     }
 
-    fn store_time(&self) -> Option<StoreTime>;
-
     fn env(&self) -> &Env;
 
+    /// Returns the store's clock, for the marker.
+    fn store_time(&self) -> Option<StoreTime> {
+        None
+    }
+
     /// Returns what a verdict applies to: the endpoint and the bucket or table.
-    fn identity(&self) -> String;
+    fn identity(&self) -> String {
+        String::new()
+    }
 
     fn profile(&self) -> Profile;
 }
@@ -89,26 +96,31 @@ pub(crate) const RACES_FIRST_USE: usize = 44;
 /// passes once in a thousand times.
 pub(crate) const RACES_DOCTOR: usize = 66;
 
-impl Profile {
-    /// Returns the profile of a register.
-    pub(crate) fn of_register(trusted: bool, generations: bool) -> Self {
-        let races = |races, racers| Races { races, racers, least_racers: racers, lanes: 4 };
-        Self {
-            cell: "object",
-            absent: "If-None-Match: *",
-            current: "If-Match",
-            delete: "If-Match on DeleteObject",
-            instead: "use a store that honours conditional writes (Amazon S3 does; for others, see the store's page in \
-                      the documentation), or a newer version of this one",
-            trusted,
-            permissions: true,
-            generations,
-            races_deletes: true,
-            first_use: races(RACES_FIRST_USE, RACERS),
-            doctor: races(RACES_DOCTOR, RACERS),
-            thorough: races(200, 2 * RACERS),
-        }
+impl Races {
+    pub(crate) const NONE: Self = Self { races: 0, racers: 0, least_racers: 0, lanes: 0 };
+
+    const fn of_register(races: usize, racers: usize) -> Self {
+        Self { races, racers, least_racers: racers, lanes: 4 }
     }
+}
+
+impl Profile {
+    /// The profile of a register that is not known to be safe.
+    pub(crate) const REGISTER: Self = Self {
+        cell: "object",
+        absent: "If-None-Match: *",
+        current: "If-Match",
+        delete: "If-Match on DeleteObject",
+        instead: "use a store that honours conditional writes (Amazon S3 does; for others, see the store's page in the \
+                  documentation), or a newer version of this one",
+        trusted: false,
+        permissions: true,
+        generations: false,
+        races_deletes: true,
+        first_use: Races::of_register(RACES_FIRST_USE, RACERS),
+        doctor: Races::of_register(RACES_DOCTOR, RACERS),
+        thorough: Races::of_register(200, 2 * RACERS),
+    };
 }
 
 /// Returns the probability that a store passes `races` if it lets two requests win in a race with probability

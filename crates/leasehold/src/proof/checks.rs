@@ -78,23 +78,25 @@ pub(super) async fn cause_of_conflict(cells: &dyn Cells, key: &str, current: &Ve
     refusal(cells, what, "no lock could ever be renewed or released")
 }
 
-/// Returns what the store does wrong with a deleted object. `key` has the version `current` and is deleted first.
-pub(super) async fn trouble_with_deleted(
+/// Checks that `key`, which has the version `current`, is missing once it is deleted.
+pub(super) async fn absent_after_delete(
     cells: &dyn Cells,
     key: &str,
     current: &Version,
-) -> Result<Option<&'static str>, StoreError> {
-    // If the precondition was ignored, the object is already deleted.
+) -> Result<(), StoreError> {
+    let wrong = |what| Err(refusal(cells, what, "it would not be safe to delete a record by hand"));
+    // If the precondition was ignored, the object is deleted all the same.
     cells.delete(key, current).await?;
     if cells.read(key).await?.is_some() {
-        return Ok(Some("a deleted object can still be read"));
+        return wrong("a deleted object can still be read");
     }
-    let over = cells.write(key, Precondition::Version(current), fresh(cells)).await?;
-    if over != Write::Conflict {
-        return Ok(Some("a write that expects the version before a delete is accepted after it"));
+    if cells.write(key, Precondition::Version(current), fresh(cells)).await? != Write::Conflict {
+        return wrong("a write that expects the version before a delete is accepted after it");
     }
-    let anew = cells.write(key, Precondition::Absent, fresh(cells)).await?;
-    Ok((anew == Write::Conflict).then_some("a deleted object cannot be created again"))
+    match cells.write(key, Precondition::Absent, fresh(cells)).await? {
+        Write::Conflict => wrong("a deleted object cannot be created again"),
+        Write::Committed(_) => Ok(()),
+    }
 }
 
 /// Checks that a delete of the current version succeeds.

@@ -205,7 +205,7 @@ impl Cells for Fronts<'_> {
 
     fn profile(&self) -> Profile {
         let capabilities = self.first.capabilities();
-        let trusted = self.chosen.iter().all(|front| front.capabilities().trusted);
-        Profile::of_register(capabilities.trusted && trusted, capabilities.generations)
+        let trusted = capabilities.trusted && self.chosen.iter().all(|front| front.capabilities().trusted);
+        Profile { trusted, generations: capabilities.generations, ..Profile::REGISTER }
     }
 }

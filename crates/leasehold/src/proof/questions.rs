@@ -163,7 +163,7 @@ impl<'a> Questions<'a> {
                 self.written.retain(|written| *written != key);
                 false
             }
-            _ => self.deletion(&first).await?,
+            _ => self.deletion(&first, &current).await?,
         };
         self.races().await;
         if deletes && !self.is_first_use() {
@@ -265,14 +265,10 @@ impl<'a> Questions<'a> {
         }
     }
 
-    /// Returns the current version of `key`.
-    async fn current(&mut self, check: &'static str) -> Step<Version> {
-        let (cells, key) = (self.cells, self.key.clone());
-        match retry(cells.env(), || cells.read(&key)).await {
-            Ok(Some((_, version))) => Ok(version),
-            Ok(None) => self.end(check, vanished(&key)),
-            Err(error) => self.end(check, error),
-        }
+    /// Returns the current version of the key.
+    async fn current(&self) -> Result<Version, StoreError> {
+        let found = retry(self.cells.env(), || self.cells.read(&self.key)).await?;
+        found.map(|(_, version)| version).ok_or_else(|| vanished(&self.key))
     }
 
     /// Checks that a write over the version `first` is accepted and gives a new version. Returns the current version.
@@ -308,33 +304,35 @@ impl<'a> Questions<'a> {
 
     /// Writes `bytes`, or new bytes in each attempt, over the version `current`. Returns the versions before and after,
     /// and the bytes.
-    async fn replaced(
-        &mut self,
+    async fn replaced(&mut self, current: Version, bytes: Option<Bytes>) -> Step<(Version, Version, Bytes)> {
+        match self.try_replaced(current, bytes).await {
+            Ok(replaced) => Ok(replaced),
+            Err(error) if is_denied(&error) => self.end("permission-replace", error),
+            Err(error) => self.end("current-version", error),
+        }
+    }
+
+    async fn try_replaced(
+        &self,
         mut current: Version,
         bytes: Option<Bytes>,
-    ) -> Step<(Version, Version, Bytes)> {
-        const CHECK: &str = "current-version";
-        let (cells, key) = (self.cells, self.key.clone());
+    ) -> Result<(Version, Version, Bytes), StoreError> {
+        let (cells, key) = (self.cells, &self.key);
         let mut budget = RetryBudget::of_question(cells.env());
         loop {
             let bytes = bytes.clone().unwrap_or_else(|| fresh(cells));
-            let write = cells.write(&key, Precondition::Version(&current), bytes.clone());
-            let paused = match budget.request(write).await {
+            let write = cells.write(key, Precondition::Version(&current), bytes.clone());
+            match budget.request(write).await {
                 Ok(Write::Committed(version)) => return Ok((current, version, bytes)),
                 Ok(Write::Conflict) => {
-                    let before = std::mem::replace(&mut current, self.current(CHECK).await?);
+                    let before = std::mem::replace(&mut current, self.current().await?);
                     if before == current {
-                        let error = cause_of_conflict(cells, &key, &current).await;
-                        return self.end(CHECK, error);
+                        return Err(cause_of_conflict(cells, key, &current).await);
                     }
                     // An earlier write of ours was applied late.
-                    budget.pause_after_conflict().await
+                    budget.pause_after_conflict().await?;
                 }
-                Err(error) if is_denied(&error) => return self.end("permission-replace", error),
-                Err(error) => budget.pause_after(error).await,
-            };
-            if let Err(error) = paused {
-                return self.end(CHECK, error);
+                Err(error) => budget.pause_after(error).await?,
             }
         }
     }

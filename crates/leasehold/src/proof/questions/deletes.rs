@@ -3,16 +3,15 @@
 use super::{Questions, Step};
 use crate::diagnosis::Finding;
 use crate::error::StoreError;
-use crate::proof::checks::{accepts_delete, no_deletes, refusal, trouble_with_deleted, vanished};
+use crate::proof::checks::{absent_after_delete, accepts_delete, no_deletes, vanished};
 use crate::register::{Deleted, Version, Write};
 use crate::retry::{RetryBudget, retry};
 
 impl Questions<'_> {
     /// Checks that deletes are conditional and that a deleted object is missing. Returns whether deletes work at all.
-    pub(super) async fn deletion(&mut self, stale: &Version) -> Step<bool> {
+    pub(super) async fn deletion(&mut self, stale: &Version, current: &Version) -> Step<bool> {
         const CHECK: &str = "conditional-delete";
         let ignored = format!("this store ignores the precondition of deletes ({})", self.profile.delete);
-        let current = self.current(CHECK).await?;
         match self.deleted(stale).await {
             Ok(Deleted::Conflict) => {
                 self.conditional_deletes = true;
@@ -33,10 +32,10 @@ impl Questions<'_> {
         }
         if self.is_first_use() {
             let (cells, key) = (self.cells, self.key.clone());
-            self.judge("permission-delete", "", accepts_delete(cells, &key, &current).await)?;
+            self.judge("permission-delete", "", accepts_delete(cells, &key, current).await)?;
             self.written.retain(|written| *written != key);
         } else {
-            self.deleted_is_absent(current).await?;
+            self.deleted_is_absent().await?;
         }
         Ok(true)
     }
@@ -75,35 +74,22 @@ impl Questions<'_> {
         Ok(())
     }
 
-    /// Checks that a deleted object counts as missing. In a versioned bucket, a delete leaves a marker.
-    async fn deleted_is_absent(&mut self, mut current: Version) -> Step<()> {
-        const CHECK: &str = "delete-marker";
+    /// Checks that a deleted object counts as missing. In a versioned bucket, a delete leaves a marker. Uses another key
+    /// after each lost response.
+    async fn deleted_is_absent(&mut self) -> Step<()> {
         let cells = self.cells;
         let mut budget = RetryBudget::of_question(cells.env());
-        let trouble = loop {
-            match trouble_with_deleted(cells, &self.key, &current).await {
-                Ok(trouble) => break trouble,
-                Err(error) => {
-                    if let Err(error) = budget.pause_after(error).await {
-                        return self.end(CHECK, error);
-                    }
-                }
-            }
-            // The outcome of the write is unknown, so the whole check is repeated with another key.
-            current = match self.created().await {
-                Ok(Write::Committed(version)) => version,
-                Ok(Write::Conflict) => {
-                    let error = vanished(&self.key);
-                    return self.end(CHECK, error);
-                }
-                Err(error) => return self.end(CHECK, error),
+        let result = loop {
+            let asked = match self.created().await {
+                Ok(Write::Committed(version)) => absent_after_delete(cells, &self.key, &version).await,
+                Ok(Write::Conflict) => Err(vanished(&self.key)),
+                Err(error) => Err(error),
             };
+            let Err(error) = asked else { break Ok(()) };
+            if let Err(error) = budget.pause_after(error).await {
+                break Err(error);
+            }
         };
-        let refused = |what| Err(refusal(cells, what, "it would not be safe to delete a record by hand"));
-        self.judge(
-            CHECK,
-            "a deleted object counts as missing and can be created again",
-            trouble.map_or(Ok(()), refused),
-        )
+        self.judge("delete-marker", "a deleted object counts as missing and can be created again", result)
     }
 }

@@ -52,23 +52,16 @@ impl Questions<'_> {
         match read {
             Some(Ok(cell)) => {
                 self.pass(CHECK, "objects can be read");
-                let finding = match cell {
-                    Some((_, version)) if Some(&version) == written => Finding::passed(
-                        "read-after-write",
-                        "a read returns a write as soon as the write is \
-                            confirmed",
-                    ),
-                    Some(_) => Finding::failed(
-                        "read-after-write",
-                        "a read returned a different version than the write before it",
-                    ),
-                    None => {
-                        Finding::failed("read-after-write", "an object that was just written cannot be found")
-                    }
+                let wrong = match cell {
+                    Some((_, version)) if Some(&version) == written => None,
+                    Some(_) => Some("a read returned a different version than the write before it"),
+                    None => Some("an object that was just written cannot be found"),
                 };
-                self.found.push(match finding.verdict {
-                    CheckStatus::Passed => finding,
-                    _ => finding.with_help("locks need a store whose reads are strongly consistent"),
+                let good = "a read returns a write as soon as the write is confirmed";
+                let help = "locks need a store whose reads are strongly consistent";
+                self.found.push(match wrong {
+                    None => Finding::passed("read-after-write", good),
+                    Some(seen) => Finding::failed("read-after-write", seen).with_help(help),
                 });
                 true
             }
@@ -97,11 +90,7 @@ impl Questions<'_> {
         const CHECK: &str = "permission-list";
         let finding = match (listed, absent) {
             // This is another problem, which a permission would not solve.
-            (Ok(()), Err(error)) if readable && !is_denied(&error) => {
-                Finding::of_error("absence", CheckStatus::Failed, &error)
-                    .with_help("a lock that was never held cannot be recognised as free")
-            }
-            (Err(_), Err(error)) if !is_denied(&error) => {
+            (listed, Err(error)) if (readable || listed.is_err()) && !is_denied(&error) => {
                 Finding::of_error("absence", CheckStatus::Failed, &error)
                     .with_help("a lock that was never held cannot be recognised as free")
             }

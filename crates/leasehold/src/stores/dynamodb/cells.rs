@@ -1,5 +1,5 @@
-//! Items as the questions that prove a server need them. Amazon's own endpoints are not asked, because Amazon documents
-//! that they check conditions in one step with the write.
+//! Items as the questions that prove a server need them. Amazon's own endpoints are not raced and not asked before their
+//! first use, because Amazon documents that they check conditions in one step with the write.
 //!
 //! Such an item has a nonce as its version, and no `recordVersionNumber`, so it does not count as a lock.
 
@@ -11,7 +11,7 @@ use super::item::Item;
 use super::{DynamoDb, Updated, expression};
 use crate::clock::StoreTime;
 use crate::env::Env;
-use crate::error::{ErrorKind, Fault, StoreError};
+use crate::error::StoreError;
 use crate::lease::Id;
 use crate::proof::cells::{Cells, Profile, Races};
 use crate::proof::{KEY, races};
@@ -30,13 +30,11 @@ pub(super) const PROFILE: Profile = Profile {
     current: "#nonce = :seen",
     delete: "a condition of DeleteItem",
     instead: "use Amazon DynamoDB, or a server that checks conditions and writes in one step (DynamoDB Local does)",
-    trusted: false,
-    permissions: true,
-    generations: false,
     races_deletes: false,
     first_use: rounds(6),
     doctor: rounds(10),
     thorough: rounds(40),
+    ..Profile::REGISTER
 };
 
 #[async_trait]
@@ -89,7 +87,10 @@ impl Cells for DynamoDb {
     }
 
     fn profile(&self) -> Profile {
-        PROFILE
+        match self.target.endpoint {
+            Some(_) => PROFILE,
+            None => Profile { trusted: true, doctor: Races::NONE, thorough: Races::NONE, ..PROFILE },
+        }
     }
 }
 
@@ -97,17 +98,5 @@ impl DynamoDb {
     /// Returns the key of an item. One marker is for the whole table.
     fn cell(&self, key: &str) -> String {
         if key == KEY { key.to_owned() } else { self.key(key) }
-    }
-
-    /// Checks that a write on a condition that cannot hold is refused. The write changes nothing, even if the server
-    /// ignores conditions.
-    pub(super) async fn refuses(&self) -> Result<(), StoreError> {
-        let never = Id::random(&self.env().random);
-        match self.update(KEY, expression::impossible(never), ReturnValue::None).await? {
-            Updated::Refused(_) => Ok(()),
-            Updated::Done(_) => Err(Fault::new(ErrorKind::Unsupported, "the table ignores conditions")
-                .with_help(PROFILE.instead)
-                .not_applied()),
-        }
     }
 }

@@ -6,10 +6,8 @@ use super::item;
 use super::{DynamoDb, expression};
 use crate::diagnosis::{CheckStatus, Examined, Finding};
 use crate::error::{ErrorKind, StoreError};
-use crate::proof::{KEY, examine_cells};
-use crate::protocol::records::Records;
+use crate::proof::examine_cells;
 use crate::register::Version;
-use crate::retry::retry;
 use crate::types::LockName;
 
 impl DynamoDb {
@@ -19,13 +17,7 @@ impl DynamoDb {
             least_permissions: self.least_permissions(),
             ..Examined::default()
         };
-        if self.target.endpoint.is_some() {
-            examined = examine_cells(self, thorough, examined).await;
-        } else {
-            examined.push(self.may_read().await);
-            examined.push(self.may_write().await);
-            examined.push(self.may_list().await);
-        }
+        examined = examine_cells(self, thorough, examined).await;
         examined.push(self.table().await);
         examined.push(self.time_to_live().await);
         examined
@@ -41,35 +33,6 @@ impl DynamoDb {
                 r#"{{"Effect":"Allow","Action":["dynamodb:GetItem","dynamodb:UpdateItem","dynamodb:DescribeTable","dynamodb:Scan"],"Resource":"{table}"}}"#
             ),
         ]
-    }
-
-    async fn may_read(&self) -> Finding {
-        let Ok(unused) = LockName::new(KEY) else {
-            return Finding::passed("permission-read", "not checked");
-        };
-        Finding::asked(
-            "permission-read",
-            "items can be read",
-            retry(self.env(), || self.read(&unused)).await.map(|_| ()),
-        )
-    }
-
-    /// Tries a write whose condition never holds. A server that accepts it ignores conditions.
-    async fn may_write(&self) -> Finding {
-        let asked = retry(self.env(), || self.refuses()).await;
-        Finding::asked(
-            "permission-write",
-            "items can be written, and a condition that does not hold is refused",
-            asked,
-        )
-    }
-
-    async fn may_list(&self) -> Finding {
-        let first = self.key(KEY);
-        match retry(self.env(), || self.page(&first, None)).await {
-            Ok(_) => Finding::passed("permission-list", "the table can be scanned"),
-            Err(error) => Finding::unlisted("permission-list", &error),
-        }
     }
 
     async fn table(&self) -> Finding {

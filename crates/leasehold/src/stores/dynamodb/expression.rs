@@ -118,13 +118,6 @@ pub(super) fn discard(version: &Version) -> Expression {
     Draft::default().build_over(Precondition::Version(version))
 }
 
-/// Changes nothing, because its condition never holds.
-pub(super) fn impossible(nonce: Id) -> Expression {
-    let mut expression = Draft::default();
-    expression.value(":seenVersion", s(item::uuid(nonce)));
-    expression.build(UNCHANGED)
-}
-
 /// The number of attributes in a racing write. With more attributes, a non-atomic server takes longer between its check
 /// and its write, and other writes are more likely to come in between.
 const RACE_ATTRIBUTES: usize = 50;
@@ -380,7 +373,5 @@ mod tests {
         names.sort_unstable();
         assert_eq!(names, ["lastSeen", "recordVersionNumber"]);
         assert_eq!(stamp.values.len(), 2);
-        let impossible = impossible(record().nonce);
-        assert_eq!((impossible.update, impossible.names.len(), impossible.values.len()), (None, 1, 1));
     }
 }

@@ -4,7 +4,6 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::{Kubernetes, Put, revision, wire};
-use crate::clock::StoreTime;
 use crate::diagnosis::{CheckStatus, Examined, Finding};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
@@ -60,8 +59,6 @@ impl Kubernetes {
 }
 
 /// Kubernetes itself depends on the API server comparing versions, so there are no races.
-const NONE: Races = Races { races: 0, racers: 0, least_racers: 0, lanes: 0 };
-
 const PROFILE: Profile = Profile {
     cell: "Lease",
     absent: "a create",
@@ -70,11 +67,8 @@ const PROFILE: Profile = Profile {
     instead: "do not use this server for locks",
     trusted: true,
     permissions: false,
-    generations: false,
-    races_deletes: false,
-    first_use: NONE,
-    doctor: NONE,
-    thorough: NONE,
+    doctor: Races::NONE,
+    ..Profile::REGISTER
 };
 
 #[async_trait]
@@ -98,20 +92,8 @@ impl Cells for Kubernetes {
         Ok(if deleted { Deleted::Deleted } else { Deleted::Conflict })
     }
 
-    async fn list(&self, _prefix: &str) -> Result<(), StoreError> {
-        self.page(None).await.map(drop)
-    }
-
-    fn store_time(&self) -> Option<StoreTime> {
-        self.clock.bounds(self.env.now())
-    }
-
     fn env(&self) -> &Env {
         &self.env
-    }
-
-    fn identity(&self) -> String {
-        format!("{}/{}", self.target.server, self.target.namespace)
     }
 
     fn profile(&self) -> Profile {

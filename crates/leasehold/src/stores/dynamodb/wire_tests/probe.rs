@@ -146,15 +146,19 @@ async fn a_good_server_is_examined_once_for_all_processes() {
     assert_eq!(server.requests().len(), 0, "Amazon's own is documented");
 }
 
-/// The doctor asks Amazon's own for a condition that cannot hold.
+/// The doctor neither races nor marks it.
 #[tokio::test]
-async fn a_server_that_ignores_conditions_may_change_nothing() {
-    let server = Table::new(Flaw::IgnoresConditions).serve().await;
-    let error = server.store().refuses().await.unwrap_err();
-    assert!(error.to_string().contains("ignores conditions"), "{error:?}");
-    let [never] = &server.requests()[..] else { panic!() };
-    assert_eq!(never.json()["Key"], json!({"key": {"S": ".leasehold-probe"}}));
-    assert_eq!(never.json().get("UpdateExpression"), None, "even a careless server has nothing to write");
+async fn amazons_own_is_asked_one_by_one() {
+    for (flaw, failed) in [(Flaw::None, false), (Flaw::IgnoresConditions, true)] {
+        let table = Table::new(flaw);
+        let server = table.serve().await;
+        let store = server.store();
+        let target = Target { endpoint: None, ..store.target.clone() };
+        let amazon = DynamoDb { target, ..store };
+        let examined = proof::examine_cells(&amazon, false, Examined::default()).await;
+        assert_ne!(examined.is_sound(), failed, "{examined:?}");
+        assert!(server.requests().len() < 30 && table.cells.lock().unwrap().is_empty(), "{examined:?}");
+    }
 }
 
 #[tokio::test]
