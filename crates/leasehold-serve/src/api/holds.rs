@@ -9,6 +9,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use leasehold::lease::{End, PastGrant, Secret};
+use leasehold::view::ms;
 use leasehold::{ErrorKind, LockName, Loss, LossReason, Released, State as LockState, Ticket};
 use tracing::Instrument as _;
 
@@ -25,7 +26,6 @@ use crate::feed::FeedEvent;
 use crate::grants::Fate;
 use crate::problem::Problem;
 use crate::trace;
-use crate::view::ms;
 use crate::waits::Withdrawn;
 
 /// How many tickets one request may renew, and how long its body may be.

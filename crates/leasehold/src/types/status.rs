@@ -21,6 +21,12 @@ use super::token::Token;
 /// assert_eq!(holder.to_string(), format!("alice@ci-7 pid {} \"make deploy\"", holder.pid));
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(utoipa::ToSchema),
+    schema(description = "A holder or a waiter, as it described \
+    itself. Text from others: show it as text, never as markup.")
+)]
 pub struct Holder {
     /// The name of a user or a service.
     pub name: String,
@@ -224,6 +230,11 @@ impl Status {
     pub fn new(name: LockName, state: State) -> Self {
         Self { name, state, token: None, history: Vec::new(), waiters: Vec::new() }
     }
+
+    /// Returns the token of the current grant or of the latest one.
+    pub fn latest_token(&self) -> Option<Token> {
+        self.state.holder().and_then(|held| held.token).or(self.token)
+    }
 }
 
 /// A process that waits in the line of a lock.
@@ -292,6 +303,16 @@ pub enum State {
     Lapsed(HolderInfo),
 }
 
+impl State {
+    /// Returns who has the lock, unless it is free.
+    pub const fn holder(&self) -> Option<&HolderInfo> {
+        match self {
+            Self::Free => None,
+            Self::Held(held) | Self::Lapsed(held) => Some(held),
+        }
+    }
+}
+
 /// A grant that has ended.
 ///
 /// ```
@@ -310,10 +331,13 @@ pub enum State {
 /// # }).unwrap();
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(description = "A grant that has ended."))]
 pub struct PastGrant {
     /// The fencing token.
+    #[cfg_attr(feature = "schema", schema(value_type = u64))]
     pub token: Token,
     /// The id of the claim that was granted.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub grant: Id,
     /// The holder.
     pub holder: Holder,
@@ -344,6 +368,7 @@ pub struct PastGrant {
 /// # }).unwrap();
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(description = "How a grant ended."))]
 #[serde(rename_all = "lowercase")]
 pub enum End {
     /// The holder released the lock.
@@ -352,6 +377,17 @@ pub enum End {
     Lapsed,
     /// An operator evicted the holder.
     Evicted,
+}
+
+impl End {
+    /// Returns the end as one word, such as `released`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Released => "released",
+            Self::Lapsed => "lapsed",
+            Self::Evicted => "evicted",
+        }
+    }
 }
 
 /// The loss of a lock.
