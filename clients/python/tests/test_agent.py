@@ -19,7 +19,8 @@ from leasehold_locks.aio import _locks as aio_locks
 
 
 @pytest.mark.parametrize(
-    "held_by", ["x", [1], {"holder": "x"}, {"behind": 5}, {"token": "x"}, {"held_ms": "x"}, {"held_ms": float("inf")}]
+    "held_by",
+    ["x", [1], {"holder": "x"}, {"waiter_ahead": 5}, {"token": "x"}, {"held_ms": "x"}, {"held_ms": float("inf")}],
 )
 def test_a_holder_that_violates_the_protocol_is_the_death_of_the_agent(
     scripted: Callable[..., None], held_by: Any
@@ -65,7 +66,7 @@ def test_an_error_of_the_thread_that_reads_is_the_death_of_the_agent(
 def test_a_renewal_that_the_agent_refuses_ends_the_hold(scripted: Callable[..., None], interface: Any) -> None:
     # The agent sends no event about the loss.
     deadline = {"span_us": 29_550_000, "clocks": {}}
-    grant = {"to": "acquire", "ev": "held", "hold": 1, "lock": "x", "token": "41", **deadline}
+    grant = {"to": "acquire", "ev": "held", "hold": 1, "lock": "x", "token": 41, **deadline}
     refusal = {"to": "renew", "ev": "error", "kind": "lost", "message": "evicted", "help": []}
     acquire, renew = {"expect": {"op": "acquire"}}, {"expect": {"op": "renew", "hold": 1}}
     scripted(acquire, {"send": [grant]}, renew, {"send": [refusal]}, {"end": []})
@@ -95,7 +96,7 @@ def test_the_agent_may_retry_for_as_long_as_the_request_allows(
     # The agent retries a try within `store_timeout`, and a release with a cooldown until the lease ends.
     for locks in (_locks, aio_locks):
         monkeypatch.setattr(locks, "ANSWER_TIMEOUT", 0.0)
-    grant = {"to": "try", "ev": "held", "hold": 1, "lock": "x", "token": "41", "span_us": 29_550_000, "clocks": {}}
+    grant = {"to": "try", "ev": "held", "hold": 1, "lock": "x", "token": 41, "span_us": 29_550_000, "clocks": {}}
     scripted(
         {"expect": {"op": "try"}},
         {"send": [grant]},
@@ -115,7 +116,7 @@ def test_the_agent_may_retry_for_as_long_as_the_request_allows(
 def test_an_object_that_does_not_fit_into_a_request_costs_no_lock(
     scripted: Callable[..., None], interface: Any
 ) -> None:
-    grant = {"to": "acquire", "ev": "held", "hold": 1, "lock": "x", "token": "41", "span_us": 29_550_000, "clocks": {}}
+    grant = {"to": "acquire", "ev": "held", "hold": 1, "lock": "x", "token": 41, "span_us": 29_550_000, "clocks": {}}
     scripted(
         {"expect": {"op": "acquire"}},
         {"send": [grant]},

@@ -307,7 +307,7 @@ def test_each_thread_has_its_own_guard_of_a_shared_lock(locker: Locker) -> None:
 
 
 def test_errors_can_be_pickled() -> None:
-    held = LockHeld("held", HolderInfo.of({"token": "41"}), ["wait"])
+    held = LockHeld("held", HolderInfo.of({"token": 41}), ["wait"])
     for error in (
         held,
         LockLost("lost", "refused", ["again"], 42),

@@ -35,7 +35,7 @@ export interface HeldBy {
   /** How many processes wait before this one. */
   readonly ahead: number | null;
   /** The process that waits directly before this one. `null` for the first in line, or if it is unknown. */
-  readonly behind: Holder | null;
+  readonly waiterAhead: Holder | null;
 }
 
 /** @internal */
@@ -61,7 +61,7 @@ export function readHeldBy(value: Message): HeldBy {
     reserved: optional(value, "reserved", flag) ?? false,
     foreign: optional(value, "foreign", (inner) => (typeof inner === "string" ? inner : JSON.stringify(inner))),
     ahead: optional(value, "ahead", number),
-    behind: optional(value, "behind", (inner) => readHolder(object(inner))),
+    waiterAhead: optional(value, "waiter_ahead", (inner) => readHolder(object(inner))),
   };
 }
 
@@ -80,7 +80,7 @@ export interface PastGrant {
 /** The state of a lock. */
 export interface LockStatus {
   readonly lock: string;
-  readonly state: "free" | "held" | "lapsed" | "cooldown" | (string & {});
+  readonly state: "free" | "held" | "reserved" | "cooldown" | "lapsed" | (string & {});
   readonly heldBy: HeldBy | null;
   /** The token of the latest grant. */
   readonly token: bigint | null;

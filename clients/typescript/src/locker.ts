@@ -204,7 +204,7 @@ export class Locker implements AsyncDisposable {
    * Resolves to whether that holder had the lock.
    */
   async break(name: string, token: bigint, options: { reason?: string | undefined } = {}): Promise<boolean> {
-    const fields = { lock: name, token: token.toString(), reason: options.reason };
+    const fields = { lock: name, token: Number(token), reason: options.reason };
     return flag((await this.#ask("break", fields)).message["was_held"]);
   }
 

@@ -48,11 +48,11 @@ export function flag(value: unknown): boolean {
   return value;
 }
 
-/** Reads a token, which is a string of digits. */
+/** Reads a token, an integer below 2^53. */
 export function token(value: unknown): bigint {
-  const digits = string(value);
-  if (!/^[0-9]{1,20}$/.test(digits)) throw new Garbage("a token that is not a number");
-  return BigInt(digits);
+  const read = number(value);
+  if (read < 0) throw new Garbage("a token below zero");
+  return BigInt(read);
 }
 
 /** Reads a field that may be absent or `null`. */

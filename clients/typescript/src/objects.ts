@@ -47,14 +47,14 @@ export async function get(
   object: string,
   options: { readonly fence?: bigint | undefined; readonly signal?: AbortSignal | undefined },
 ): Promise<Uint8Array | null> {
-  const { message } = await ask("get", { object, fence: options.fence?.toString() }, { signal: options.signal });
+  const { message } = await ask("get", { object, fence: options.fence === undefined ? undefined : Number(options.fence) }, { signal: options.signal });
   return content(message);
 }
 
 /** @internal */
 export async function put(ask: Ask, object: string, bytes: Content, options: PutOptions): Promise<void> {
   const { fence, contentType, signal } = options;
-  const fields = { object, fence: fence.toString(), content: base64(bytes), content_type: contentType };
+  const fields = { object, fence: Number(fence), content: base64(bytes), content_type: contentType };
   await ask("put", fields, { signal });
 }
 
@@ -83,7 +83,7 @@ export async function update(ask: Ask, object: string, change: Change, options: 
     }
   };
   const fields = {
-    ...{ object, fence: fence?.toString(), content_type: contentType, attempts },
+    ...{ object, fence: fence === undefined ? undefined : Number(fence), content_type: contentType, attempts },
     within_ms: span("within", within),
   };
   try {

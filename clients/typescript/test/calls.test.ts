@@ -52,9 +52,9 @@ test("the holder is reported to those who wait", async (t) => {
   const acquiring = locker.acquire("x", { onWaiting: (heldBy) => seen.push(heldBy) });
   const { id, report_waiting } = await agent.next("acquire");
   assert.equal(report_waiting, true);
-  agent.send({ id, ev: "waiting", held_by: { token: "7", ahead: 2, behind: { name: "bob" } } }, held(id));
+  agent.send({ id, ev: "waiting", held_by: { token: 7, ahead: 2, waiter_ahead: { name: "bob" } } }, held(id));
   await acquiring;
-  assert.deepEqual([seen.length, seen[0]?.token, seen[0]?.ahead, seen[0]?.behind?.name], [1, 7n, 2, "bob"]);
+  assert.deepEqual([seen.length, seen[0]?.token, seen[0]?.ahead, seen[0]?.waiterAhead?.name], [1, 7n, 2, "bob"]);
 });
 
 test("tryAcquire resolves to null if the lock is held", async (t) => {
@@ -214,7 +214,7 @@ test("await using throws nothing if the block has ended the hold", async (t) => 
   await one.locker.close();
   const two = await guarded(fake);
   const passing = two.guard.ticket();
-  await two.agent.answer("ticket", { ev: "ticket", ticket: "secret", token: "1763654400000041" });
+  await two.agent.answer("ticket", { ev: "ticket", ticket: "secret", token: 1763654400000041 });
   await passing;
   await disposed(two.guard);
   await two.locker.close();
@@ -246,7 +246,7 @@ test("once names the holder that ran the job", async (t) => {
   const [locker, agent] = await Fake.in(t).open();
   const running = locker.once("nightly", { per: "23h" }, () => assert.fail("it ran twice"));
   const holder = { name: "ci-7", host: null, pid: null, note: null, value: null };
-  await agent.answer("once", { ev: "already_ran", holder, token: "12", ago_ms: 1_000, again_within_ms: null });
+  await agent.answer("once", { ev: "already_ran", holder, token: 12, ago_ms: 1_000, again_within_ms: null });
   assert.deepEqual(await running, { ran: false, holder, token: 12n, agoMs: 1_000, againWithinMs: null });
 });
 
@@ -281,7 +281,7 @@ test("observing gives the latest leader, and ends the request when the loop is l
   const leaders = locker.election("web").observe();
   const first = leaders.next();
   const { id } = await agent.next("observe");
-  const leader = (value: string) => ({ id, ev: "leader", leader: { value, term: "5", holder: null } });
+  const leader = (value: string) => ({ id, ev: "leader", leader: { value, term: 5, holder: null } });
   agent.send(leader("a"));
   assert.deepEqual((await first).value, { value: "a", term: 5n, holder: null });
   agent.send(leader("b"), leader("c"), { id, ev: "leader", leader: null }, leader("d"));
@@ -386,9 +386,9 @@ test("a write that a higher token refuses is a loss", async (t) => {
     ev: "error",
     kind: "lost",
     message: "refused",
-    refused_by: "9",
+    refused_by: 9,
   });
-  assert.deepEqual([fence, content], ["7", Buffer.from("text").toString("base64")]);
+  assert.deepEqual([fence, content], [7, Buffer.from("text").toString("base64")]);
   await failed;
 });
 

@@ -177,7 +177,7 @@ export function until(milliseconds: number): Message {
 }
 
 export function held(id: unknown, milliseconds = 60_000, changes: Message = {}): Message {
-  return { id, ev: "held", hold: 1, lock: "x", token: "1763654400000041", ...until(milliseconds), ...changes };
+  return { id, ev: "held", hold: 1, lock: "x", token: 1763654400000041, ...until(milliseconds), ...changes };
 }
 
 /** Acquires a guard with a new agent. */

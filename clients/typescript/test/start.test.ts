@@ -173,7 +173,7 @@ test("closing a locker cancels what waits and releases what is held", async (t) 
   const [locker, agent] = await fake.open();
   const acquiring = locker.acquire("x");
   const { id } = await agent.next("acquire");
-  agent.send({ id, ev: "held", hold: 3, lock: "x", token: "5", ...now(), span_us: 60_000_000 });
+  agent.send({ id, ev: "held", hold: 3, lock: "x", token: 5, ...now(), span_us: 60_000_000 });
   const guard = await acquiring;
   const waiting = locker.acquire("y");
   const failed = assert.rejects(waiting, /the locker was closed/);

@@ -11,6 +11,7 @@ use std::time::Duration;
 use clap::ValueEnum as _;
 use futures_util::poll;
 use leasehold::clock::{Clock, timeout};
+use leasehold::view::ms;
 use leasehold::{AlreadyRan, Due, ErrorKind, Guard, LockName, Locker, Ticket};
 
 pub(crate) use self::completion::Completion;
@@ -21,7 +22,7 @@ use crate::config::{Settings, Store};
 use crate::context::{self, Context};
 use crate::exit::{Exit, FAILED, Failure, LOST};
 use crate::output::{Output, human, json, print_on_stderr};
-use crate::report::{self, EarlierRun, MetricsFile, Report, ms};
+use crate::report::{self, EarlierRun, MetricsFile, Report};
 use crate::signals::Signals;
 
 /// The maximum default grace.

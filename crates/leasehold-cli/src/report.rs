@@ -2,14 +2,13 @@
 
 mod metrics;
 
+use leasehold::view::ms;
+use leasehold::{AlreadyRan, Holder, Token};
+use serde::Serialize;
 use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-use leasehold::{AlreadyRan, Holder, Token};
-use serde::Serialize;
 
 pub(crate) use self::metrics::MetricsFile;
 use crate::escape::escaped;
@@ -69,11 +68,6 @@ impl From<AlreadyRan> for EarlierRun {
             again_within_ms: ran.again_within.map(ms),
         }
     }
-}
-
-/// Converts a duration to whole milliseconds.
-pub(crate) fn ms(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Report {

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leasehold::clock::Moment;
+use leasehold::view::LockDetail;
 use leasehold::{LockName, Locker};
 use tokio::sync::watch;
 
 use crate::problem::Problem;
-use crate::view::LockDetail;
 
 /// The interval at which a lock is read while requests wait for its change.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);

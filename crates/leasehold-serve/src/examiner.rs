@@ -8,10 +8,10 @@ use axum::http::StatusCode;
 use leasehold::Locker;
 use leasehold::clock::timeout;
 use leasehold::doctor::{Examination, Report};
+use leasehold::view::ms;
 use tokio::sync::watch;
 
 use crate::problem::Problem;
-use crate::view::ms;
 
 /// How long an examination may take. It usually takes some seconds.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);

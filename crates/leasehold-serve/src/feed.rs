@@ -14,7 +14,8 @@ use std::time::Duration;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use leasehold::lease::Id;
 use leasehold::random::Random;
-use leasehold::{Error, ErrorKind, LockName, Locker};
+use leasehold::view::{LockDetail, LockView};
+use leasehold::{Error, ErrorKind, LockName, Locker, Token};
 use serde::Serialize;
 use tokio::sync::{broadcast, watch};
 use utoipa::ToSchema;
@@ -22,7 +23,7 @@ use utoipa::ToSchema;
 use self::known::{Known, Step};
 pub(crate) use self::known::{Look, MAX_LOCKS};
 pub(crate) use self::meter::{Measured, Meter};
-use crate::view::{LockDetail, LockView};
+use crate::view::version;
 
 /// How many events are kept for viewers that reconnect.
 const MAX_EVENTS: usize = 1_000;
@@ -347,8 +348,8 @@ impl Feed {
         let Some(has_changed) = known.record(name, look) else { return };
         let kind = if has_changed { "lock" } else { "look" };
         let event = FeedEvent {
-            token: view.token,
-            version: Some(view.version()),
+            token: view.token.map(Token::get),
+            version: Some(version(&view)),
             now: Some(view),
             at_us: at.wall_us(),
             ..FeedEvent::new(kind, name)

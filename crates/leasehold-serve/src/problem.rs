@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use leasehold::view::HolderView;
 use leasehold::{Error, ErrorKind, LockName, Loss, LossReason};
 use serde::Serialize;
 use utoipa::ToSchema;
-
-use crate::view::HolderView;
 
 /// What went wrong, and what to do. A field that does not apply is missing.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -27,7 +26,7 @@ pub(crate) struct Problem {
     help: Vec<String>,
     /// Who holds the lock, for `held`, and for `lost` with the reason `taken_over`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    held: Option<Box<HolderView>>,
+    held_by: Option<Box<HolderView>>,
     /// For `lost` and `key-spent`: `expired`, `taken_over`, `ended`, `deleted` or `renewed_elsewhere`.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
@@ -50,7 +49,7 @@ impl Problem {
             title: status.canonical_reason().unwrap_or("Error"),
             detail: detail.into(),
             help: Vec::new(),
-            held: None,
+            held_by: None,
             reason: None,
             token: None,
             outcome: None,
@@ -97,7 +96,7 @@ impl Problem {
     fn with_reason(mut self, reason: &LossReason) -> Self {
         self.reason = Some(reason.as_str());
         if let LossReason::TakenOver { by } = reason {
-            self.held = Some(Box::new(HolderView::of(by)));
+            self.held_by = Some(Box::new(HolderView::of(by)));
         }
         self
     }
@@ -155,7 +154,7 @@ impl From<Error> for Problem {
         let mut problem = Self::new(status, kind, error.to_string());
         problem.help = error.help().to_vec();
         if let Some(held) = error.holder() {
-            problem.held = Some(Box::new(HolderView::of(held)));
+            problem.held_by = Some(Box::new(HolderView::of(held)));
             let pause = held.lapses_within.unwrap_or(Duration::from_secs(1));
             problem = problem.retry_after(pause.clamp(Duration::from_secs(1), Duration::from_secs(30)));
         }

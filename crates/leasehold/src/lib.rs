@@ -86,6 +86,7 @@ pub mod stores;
 mod ticket;
 mod types;
 pub mod url;
+pub mod view;
 
 pub use self::error::{Error, ErrorKind, Result};
 pub use self::guard::Guard;

@@ -385,14 +385,12 @@ class Agent:
         del self._pending[pending.id]
 
     def _begin(self, message: Message) -> Hold:
-        token = message.get("token")
-        if not (token is None or (isinstance(token, str) and token.isascii() and token.isdigit())):
-            raise Garbage
+        token = None if message.get("token") is None else integer(message, "token")
         number = integer(message, "hold")
         if number in self._holds:
             raise Garbage
         deadline = deadline_of(message)
-        hold = Hold(number, str(message["lock"]), None if token is None else int(token), deadline)
+        hold = Hold(number, str(message["lock"]), token, deadline)
         self._holds[number] = hold
         self._look_within(deadline.remaining_us(_clock.now()) / 1_000_000)
         return hold

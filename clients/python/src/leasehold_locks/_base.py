@@ -148,7 +148,7 @@ class BaseLocker(Generic[L, W, E]):
 
     def _break_lock(self, name: str, token: int, reason: str | None) -> Operation[bool]:
         more: Message = {} if reason is None else {"reason": reason}
-        request = self._request("break", name, token=str(token), **more)
+        request = self._request("break", name, token=token, **more)
         return Operation(request, lambda answer: was_held(answer, "broken"))
 
     def _sweep(self, name: str, older_than: Duration, dry_run: bool) -> Operation[bool]:

@@ -60,7 +60,7 @@ class Object:
                 raise
 
     def _fields(self, op: str, fence: int | None) -> Message:
-        return {"op": op, "object": self._url, **({} if fence is None else {"fence": str(fence)})}
+        return {"op": op, "object": self._url, **({} if fence is None else {"fence": fence})}
 
     def _typed(self) -> Message:
         return {} if self._content_type is None else {"content_type": self._content_type}

@@ -106,7 +106,7 @@ class HolderInfo:
     #: How many others wait before this process.
     ahead: int | None = None
     #: The process that waits directly before this one. ``None`` for the first in line, or if it is unknown.
-    behind: Holder | None = None
+    waiter_ahead: Holder | None = None
 
     @staticmethod
     def of(fields: dict[str, Any]) -> HolderInfo:
@@ -120,7 +120,7 @@ class HolderInfo:
             reserved=bool(fields.get("reserved")),
             foreign=fields.get("foreign"),
             ahead=fields.get("ahead"),
-            behind=Holder.of(fields.get("behind")),
+            waiter_ahead=Holder.of(fields.get("waiter_ahead")),
         )
 
 
@@ -164,7 +164,7 @@ class Status:
     """The state of a lock."""
 
     name: str
-    state: Literal["free", "held", "lapsed", "cooldown"]
+    state: Literal["free", "held", "reserved", "cooldown", "lapsed"]
     held_by: HolderInfo | None
     #: The token of the latest grant.
     token: int | None

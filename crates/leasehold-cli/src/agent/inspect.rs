@@ -8,19 +8,18 @@ use std::time::Duration;
 use futures_util::{FutureExt as _, StreamExt as _};
 use leasehold::clock::timeout;
 use leasehold::doctor::Examination;
-use leasehold::lease::{Evicted, PastGrant, Ttl, Waiter};
-use leasehold::{Eviction, HolderInfo, Leader, LockName, OncePer, State, Status, Swept};
+use leasehold::lease::{Evicted, Ttl};
+use leasehold::view::LockDetail;
+use leasehold::{Eviction, HolderInfo, Leader, LockName, OncePer, State, Swept};
 use serde_json::{Value, json};
 
 use super::fields::{Fields, missing};
-use super::message::{Answer, digits, held_by};
+use super::message::Answer;
 use super::refusal::Refusal;
 use super::session::{Reply, Session, Work};
 use super::waiting;
 use crate::acquisition::FIRST_RESPONSE;
 use crate::output::doctor;
-use crate::output::human::{holder_of, state, token_of};
-use crate::report::ms;
 
 /// Maximum number of names in a message.
 const NAMES_PER_MESSAGE: usize = 100;
@@ -39,7 +38,7 @@ pub(super) fn read(
             fields.finish(operation)?;
             async move {
                 let status = session.stores.open(store).await?.inspect(&lock).await?;
-                answer("status", status_fields(&status))
+                answer("status", json!(LockDetail::of(&status)))
             }
             .boxed()
         }
@@ -118,28 +117,6 @@ pub(super) fn read(
 
 fn answer(event: &'static str, fields: Value) -> Result<Reply, Refusal> {
     Ok(Reply::Answer(Answer::new(event, fields)))
-}
-
-fn status_fields(status: &Status) -> Value {
-    let waiter = |waiter: &Waiter| json!({ "holder": waiter.holder, "waited_ms": waiter.waited.map(ms) });
-    let past = |past: &PastGrant| {
-        json!({
-            "token": digits(Some(past.token)),
-            "end": past.end,
-            "from_us": past.from_us,
-            "until_us": past.until_us,
-            "holder": past.holder,
-            "evicted": past.evicted,
-        })
-    };
-    json!({
-        "lock": status.name,
-        "state": state(&status.state),
-        "held_by": holder_of(&status.state).map(held_by),
-        "token": digits(token_of(status)),
-        "waiters": status.waiters.iter().map(waiter).collect::<Vec<_>>(),
-        "history": status.history.iter().map(past).collect::<Vec<_>>(),
-    })
 }
 
 async fn list(
@@ -248,7 +225,7 @@ async fn observe(
 }
 
 fn leader(leader: Option<&Leader>) -> Answer {
-    let leader = leader
-        .map(|leader| json!({ "value": leader.value, "term": digits(leader.term), "holder": leader.holder }));
+    let leader =
+        leader.map(|leader| json!({ "value": leader.value, "term": leader.term, "holder": leader.holder }));
     Answer::new("leader", json!({ "leader": leader }))
 }

@@ -1,11 +1,12 @@
 //! The messages of the agent.
 
 use leasehold::clock::{Deadline, Moment, micros};
-use leasehold::{HolderInfo, Loss, Released, Token};
+use leasehold::view::HolderView;
+use leasehold::{Loss, Released};
 use serde_json::{Map, Value, json};
 
 use super::refusal::Refusal;
-use crate::report::{EarlierRun, ms};
+use crate::report::EarlierRun;
 
 /// A response without its id.
 #[derive(Debug)]
@@ -32,17 +33,7 @@ impl Answer {
     }
 
     pub(super) fn already_ran(ran: leasehold::AlreadyRan) -> Self {
-        let token = ran.token;
-        let ran = EarlierRun::from(ran);
-        Self::new(
-            "already_ran",
-            json!({
-                "holder": ran.holder,
-                "token": digits(token),
-                "ago_ms": ran.ago_ms,
-                "again_within_ms": ran.again_within_ms,
-            }),
-        )
+        Self::new("already_ran", json!(EarlierRun::from(ran)))
     }
 
     pub(super) fn error(refusal: &Refusal) -> Self {
@@ -51,10 +42,10 @@ impl Answer {
             json!({ "kind": refusal.kind, "message": refusal.message, "help": refusal.help }),
         );
         if let Some(held) = &refusal.held_by {
-            error.fields.insert("held_by".into(), held_by(held));
+            error.fields.insert("held_by".into(), json!(HolderView::of(held)));
         }
         if refusal.refused_by.is_some() {
-            error.fields.insert("refused_by".into(), digits(refusal.refused_by));
+            error.fields.insert("refused_by".into(), json!(refusal.refused_by));
         }
         if refusal.maybe_applied {
             error.fields.insert("maybe_applied".into(), true.into());
@@ -105,25 +96,4 @@ pub(super) fn renewed(hold: u64, until: Deadline) -> Value {
 
 pub(super) fn lost(hold: u64, loss: &Loss) -> Value {
     json!({ "hold": hold, "ev": "lost", "reason": loss.reason.as_str(), "message": loss.to_string() })
-}
-
-/// Returns the fields that describe the holder of a lock.
-pub(super) fn held_by(held: &HolderInfo) -> Value {
-    json!({
-        "holder": held.holder,
-        "token": digits(held.token),
-        "held_ms": held.held_for.map(ms),
-        "free_ms": held.free_for.map(ms),
-        "lapses_within_ms": held.lapses_within.map(ms),
-        "in_cooldown": held.in_cooldown,
-        "reserved": held.reserved,
-        "foreign": held.foreign,
-        "ahead": held.ahead,
-        "behind": held.waiter_ahead,
-    })
-}
-
-/// Returns a token as a string, so that no reader converts it to a floating-point number.
-pub(super) fn digits(token: Option<Token>) -> Value {
-    token.map(|token| token.to_string()).into()
 }

@@ -240,7 +240,7 @@ impl Session {
         });
         drop(place);
         let token = guard.token().ok();
-        let held = json!({ "hold": number, "lock": guard.name(), "token": message::digits(token) });
+        let held = json!({ "hold": number, "lock": guard.name(), "token": token });
         let task = HoldTask { number, guard, known, requests, outbox: self.outbox.clone() };
         let session = self.clone();
         tokio::spawn(async move {

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use futures_util::FutureExt as _;
 use leasehold::Ticket;
+use leasehold::view::ms;
 use serde_json::json;
 
 use super::fields::Fields;
 use super::locks::with_host;
-use super::message::{Answer, digits};
+use super::message::Answer;
 use super::refusal::Refusal;
 use super::session::{HoldPlace, Reply, Session, Work};
-use crate::report::ms;
 
 /// Reads the fields of an operation on a ticket and returns its work.
 pub(super) fn read(session: Arc<Session>, operation: &str, mut fields: Fields) -> Result<Work, Refusal> {
@@ -36,7 +36,7 @@ async fn ticket(session: Arc<Session>, hold: u64) -> Result<Reply, Refusal> {
     let guard = session.take_guard(hold).await?;
     let guard = guard.ok_or_else(|| Refusal::new("lost", format!("hold {hold} has ended")))?;
     let ticket = guard.into_ticket().await?;
-    let fields = json!({ "ticket": ticket.to_string(), "token": digits(Some(ticket.token())) });
+    let fields = json!({ "ticket": ticket.to_string(), "token": ticket.token() });
     Ok(Reply::Answer(Answer::new("ticket", fields)))
 }
 

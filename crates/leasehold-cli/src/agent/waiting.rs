@@ -1,10 +1,11 @@
 //! Reports to the host about the holder of the lock that it waits for.
 
 use leasehold::HolderInfo;
+use leasehold::view::HolderView;
 use serde_json::json;
 use tokio::sync::watch;
 
-use super::message::{Answer, held_by};
+use super::message::Answer;
 use super::pipe::Outbox;
 
 /// Sends reports for one request.
@@ -32,7 +33,7 @@ impl Reports {
                 output = &mut work => return output,
                 place = next(&mut self.seen, &self.outbox) => {
                     let held = self.seen.borrow_and_update().clone();
-                    let held = held.as_ref().map(held_by);
+                    let held = held.as_ref().map(HolderView::of);
                     place.send(Answer::new("waiting", json!({ "held_by": held })).to(self.id));
                 }
             }

@@ -1,5 +1,6 @@
 //! `leasehold acquire LOCK`: acquires a lock and prints only its ticket on stdout.
 
+use leasehold::view::ms;
 use serde_json::{Value, json};
 
 use crate::acquisition::Request;
@@ -9,7 +10,6 @@ use crate::exit::{FAILED, Failure};
 use crate::mode::Mode;
 use crate::output::json::object;
 use crate::output::print_all;
-use crate::report::ms;
 use crate::shell;
 use crate::signals::Signals;
 

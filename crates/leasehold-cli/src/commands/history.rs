@@ -20,7 +20,7 @@ pub(super) async fn history(context: &Context, args: LockArgs) -> Result<u8, Fai
     }
     let status = locker.inspect(&name).await?;
     if context.output.json {
-        let lines: String = json::history(&status).iter().map(|grant| format!("{grant}\n")).collect();
+        let lines: String = json::history(&status).map(|grant| format!("{grant}\n")).collect();
         print(&lines)?;
     } else {
         print(&human::history(&status))?;

@@ -1,5 +1,6 @@
 //! `leasehold renew TICKET`: renews a lease once.
 
+use leasehold::view::ms;
 use serde_json::Value;
 
 use super::ticket::open;
@@ -8,7 +9,6 @@ use crate::context::Context;
 use crate::exit::Failure;
 use crate::output::json::object;
 use crate::output::{human, print};
-use crate::report::ms;
 
 pub(super) async fn renew(context: &Context, args: TicketArgs) -> Result<u8, Failure> {
     let (ticket, locker) = open(context, args).await?;

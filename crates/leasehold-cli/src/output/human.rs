@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use leasehold::lease::{End, State, printable};
-use leasehold::{AlreadyRan, Election, Holder, HolderInfo, Leader, LockName, Status, Token};
+use leasehold::lease::printable;
+use leasehold::view::StateView;
+use leasehold::{AlreadyRan, Election, Holder, HolderInfo, Leader, LockName, Status};
 
 use crate::exit::Failure;
 
@@ -116,15 +117,15 @@ fn without_process(holder: &Holder) -> String {
 pub(crate) fn table(locks: &[Status]) -> String {
     let mut rows = vec![["LOCK", "STATE", "HELD", "LEASE", "TOKEN", "HOLDER"].map(str::to_owned)];
     for status in locks {
-        let held = holder_of(&status.state);
+        let held = status.state.holder();
         let dash = || "-".to_owned();
         rows.push([
             status.name.to_string(),
-            state(&status.state).to_owned(),
+            StateView::of(&status.state).as_str().to_owned(),
             held.and_then(|held| held.held_for).map_or_else(dash, span),
             held.and_then(|held| held.lapses_within)
                 .map_or_else(dash, |left| format!("<= {}", span_up(left))),
-            token_of(status).map_or_else(dash, |token| token.to_string()),
+            status.latest_token().map_or_else(dash, |token| token.to_string()),
             held.map_or_else(dash, holder),
         ]);
     }
@@ -135,8 +136,8 @@ pub(crate) fn table(locks: &[Status]) -> String {
 pub(crate) fn lock(status: &Status) -> String {
     let mut rows = vec![["lock", status.name.as_str()].map(str::to_owned)];
     let mut row = |key: &str, value: String| rows.push([key.to_owned(), value]);
-    row("state", state(&status.state).to_owned());
-    if let Some(held) = holder_of(&status.state) {
+    row("state", StateView::of(&status.state).as_str().to_owned());
+    if let Some(held) = status.state.holder() {
         row("holder", holder(held));
         if let Some(value) = held.holder.as_ref().and_then(|holder| holder.value.as_deref()) {
             row("value", printable(value, Election::MAX_VALUE));
@@ -151,7 +152,7 @@ pub(crate) fn lock(status: &Status) -> String {
             row("lease", format!("<= {}", span_up(left)));
         }
     }
-    if let Some(token) = token_of(status) {
+    if let Some(token) = status.latest_token() {
         row("token", token.to_string());
     }
     for (n, waiter) in status.waiters.iter().enumerate() {
@@ -175,11 +176,6 @@ pub(crate) fn leader(leader: Option<&Leader>) -> String {
 pub(crate) fn history(status: &Status) -> String {
     let mut rows = vec![["TOKEN", "END", "FROM", "UNTIL", "HOLDER"].map(str::to_owned)];
     for past in &status.history {
-        let end = match past.end {
-            End::Released => "released",
-            End::Lapsed => "lapsed",
-            End::Evicted => "evicted",
-        };
         let mut holder = past.holder.to_string();
         if let Some(why) = &past.evicted {
             let (by, reason) = (printable(&why.by, 120), printable(&why.reason, 200));
@@ -188,30 +184,15 @@ pub(crate) fn history(status: &Status) -> String {
                 holder.push_str(&format!(": {reason}"));
             }
         }
-        rows.push([past.token.to_string(), end.to_owned(), time(past.from_us), time(past.until_us), holder]);
+        rows.push([
+            past.token.to_string(),
+            past.end.as_str().to_owned(),
+            time(past.from_us),
+            time(past.until_us),
+            holder,
+        ]);
     }
     aligned(&rows)
-}
-
-/// Returns the state as one word.
-pub(crate) fn state(state: &State) -> &'static str {
-    match state {
-        State::Free => "free",
-        State::Held(held) if held.in_cooldown => "cooldown",
-        State::Held(_) => "held",
-        State::Lapsed(_) => "lapsed",
-    }
-}
-
-pub(crate) fn holder_of(state: &State) -> Option<&HolderInfo> {
-    match state {
-        State::Free => None,
-        State::Held(held) | State::Lapsed(held) => Some(held),
-    }
-}
-
-pub(crate) fn token_of(status: &Status) -> Option<Token> {
-    status.token.or_else(|| holder_of(&status.state)?.token)
 }
 
 /// Formats a duration in its two largest units, such as `3m12s`, or in milliseconds below one second.
@@ -256,6 +237,8 @@ fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use leasehold::Token;
+
     use super::*;
 
     #[test]

@@ -1,25 +1,24 @@
-//! JSON for programs: one document, or one per line, each with a `type`. Field names are stable, and those of durations
-//! end in the unit.
+//! JSON for programs: one document, or one per line, each with a `type`. Locks have the shape of [`leasehold::view`].
 
 use std::time::Duration;
 
-use leasehold::lease::Waiter;
+use leasehold::view::{HolderView, LockView, ms};
 use leasehold::{HolderInfo, Leader, LockName, Status};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::human;
 use crate::exit::Failure;
-use crate::report::{EarlierRun, ms};
+use crate::report::EarlierRun;
 
 /// Returns `{"type":"error","kind","message","help"}`
 pub(crate) fn error(failure: &Failure) -> Value {
     json!({ "type": "error", "kind": failure.kind, "message": failure.message, "help": failure.help })
 }
 
-/// Returns `{"type":"waiting","lock",...}`
+/// Returns `{"type":"waiting","lock","held_by"}`
 pub(crate) fn waiting(name: &LockName, held: &HolderInfo) -> Value {
     let mut object = object("waiting", name);
-    add_holder(&mut object, held);
+    object.insert("held_by".into(), json!(HolderView::of(held)));
     Value::Object(object)
 }
 
@@ -40,26 +39,12 @@ pub(crate) fn leftovers(passed: Duration, left: Duration) -> Value {
 
 /// Returns `{"type":"already_ran","lock","holder","token","ago_ms","again_within_ms"}`
 pub(crate) fn already_ran(name: &LockName, ran: &EarlierRun) -> Value {
-    let mut object = object("already_ran", name);
-    if let Value::Object(ran) = json!(ran) {
-        object.extend(ran);
-    }
-    Value::Object(object)
+    typed("already_ran", name, ran)
 }
 
-/// Returns `{"type":"lock","lock","state",...,"waiters":[{"holder","waited_ms"}]}`
+/// Returns a lock with `"type":"lock"`.
 pub(crate) fn lock(status: &Status) -> Value {
-    let mut object = object("lock", &status.name);
-    object.insert("state".into(), human::state(&status.state).into());
-    if let Some(held) = human::holder_of(&status.state) {
-        add_holder(&mut object, held);
-    }
-    object.insert("token".into(), json!(human::token_of(status)));
-    if !status.waiters.is_empty() {
-        let waiter = |waiter: &Waiter| json!({ "holder": waiter.holder, "waited_ms": waiter.waited.map(ms) });
-        object.insert("waiters".into(), status.waiters.iter().map(waiter).collect());
-    }
-    Value::Object(object)
+    typed("lock", &status.name, LockView::of(status))
 }
 
 /// Returns `{"type":"leader","lock","term","value","holder"}`, or `{"type":"no_leader","lock"}`
@@ -72,45 +57,21 @@ pub(crate) fn leader(election: &str, leader: Option<&Leader>) -> Value {
     }
 }
 
-/// Returns `{"type":"grant","lock","token","end","from_us","until_us","holder","evicted":{"by","reason"}}` for each
-/// ended grant.
-pub(crate) fn history(status: &Status) -> Vec<Value> {
-    let grant = |past: &leasehold::lease::PastGrant| {
-        let mut object = object("grant", &status.name);
-        object.insert("token".into(), json!(past.token));
-        object.insert("end".into(), json!(past.end));
-        object.insert("from_us".into(), json!(past.from_us));
-        object.insert("until_us".into(), json!(past.until_us));
-        object.insert("holder".into(), json!(past.holder));
-        if let Some(why) = &past.evicted {
-            object.insert("evicted".into(), json!(why));
-        }
-        Value::Object(object)
-    };
-    status.history.iter().map(grant).collect()
+/// Returns each ended grant with `"type":"grant"` and `lock`.
+pub(crate) fn history(status: &Status) -> impl Iterator<Item = Value> {
+    status.history.iter().map(|past| typed("grant", &status.name, past))
+}
+
+/// Returns `fields` in an object of `kind` about lock `name`.
+fn typed(kind: &str, name: &LockName, fields: impl Serialize) -> Value {
+    let mut object = object(kind, name);
+    if let Value::Object(fields) = json!(fields) {
+        object.extend(fields);
+    }
+    Value::Object(object)
 }
 
 /// Returns an object of `kind` about lock `name`.
 pub(crate) fn object(kind: &str, name: &LockName) -> Map<String, Value> {
     Map::from_iter([("type".to_owned(), kind.into()), ("lock".to_owned(), name.as_str().into())])
-}
-
-fn add_holder(object: &mut Map<String, Value>, held: &HolderInfo) {
-    object.insert("holder".into(), json!(held.holder));
-    object.insert("token".into(), json!(held.token));
-    object.insert("held_ms".into(), json!(held.held_for.map(ms)));
-    object.insert("lapses_within_ms".into(), json!(held.lapses_within.map(ms)));
-    if let Some(foreign) = &held.foreign {
-        object.insert("foreign".into(), json!(foreign));
-    }
-    if held.reserved {
-        object.insert("reserved".into(), true.into());
-        object.insert("free_ms".into(), json!(held.free_for.map(ms)));
-    }
-    if let Some(ahead) = held.ahead {
-        object.insert("ahead".into(), ahead.into());
-    }
-    if let Some(behind) = &held.waiter_ahead {
-        object.insert("behind".into(), json!(behind));
-    }
 }

@@ -59,7 +59,7 @@ fn a_leader_that_gets_sigterm_hands_over_at_once() {
     assert_eq!(format!("one {}", leader["term"]), first.first);
     assert_eq!(leader["holder"]["name"], "tester");
     assert!(sandbox.run("show x").expect(0).stdout.contains("http://one"));
-    assert_eq!(json(&sandbox.run("ls --json").expect(0).stdout)["holder"]["value"], "http://one");
+    assert_eq!(json(&sandbox.run("ls --json").expect(0).stdout)["held_by"]["holder"]["value"], "http://one");
 
     first.signal(Signal::TERM);
     // The command receives the signal, and the candidate exits with the exit code of the command.

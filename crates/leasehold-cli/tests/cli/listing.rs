@@ -39,9 +39,9 @@ fn ls_shows_held_and_free_locks() {
     assert_eq!(some.len(), 2);
     assert_eq!((&some[0]["lock"], &some[0]["state"]), (&"deploy/prod".into(), &"held".into()));
     assert_eq!(some[0]["token"].to_string(), holder.first);
-    assert_eq!(some[0]["holder"]["name"], "alice");
-    assert_eq!(some[0]["holder"]["pid"], holder.pid());
-    assert!(some[0]["held_ms"].is_u64() && some[0]["lapses_within_ms"].is_u64());
+    assert_eq!(some[0]["held_by"]["holder"]["name"], "alice");
+    assert_eq!(some[0]["held_by"]["holder"]["pid"], holder.pid());
+    assert!(some[0]["held_by"]["held_ms"].is_u64() && some[0]["held_by"]["lapses_within_ms"].is_u64());
     assert_eq!(some[1]["state"], "free");
     assert_eq!(sandbox.run("ls nothing --json").expect(0).stdout, "");
 }

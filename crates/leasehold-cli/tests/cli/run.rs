@@ -60,7 +60,7 @@ fn json_is_printed_without_what_a_terminal_interprets() {
         assert!(!printed.contains(['\u{9b}', '\u{202e}', '\u{7f}']), "{printed:?}");
         assert!(printed.contains("\\u009b31m\\u202e\\u007f"), "{printed}");
         let parsed: Value = serde_json::from_str(&printed).unwrap();
-        assert_eq!(*parsed.get("value").unwrap_or(&parsed["holder"]["value"]), value);
+        assert_eq!(*parsed.get("value").unwrap_or(&parsed["held_by"]["holder"]["value"]), value);
     }
 }
 

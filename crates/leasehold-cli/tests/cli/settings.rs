@@ -95,7 +95,7 @@ fn the_default_note_is_the_name_of_the_command() {
         command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
         let shown = Outcome::of(command.output().unwrap()).expect(0).stdout;
         let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
-        shown["holder"]["note"].as_str().unwrap().to_owned()
+        shown["held_by"]["holder"]["note"].as_str().unwrap().to_owned()
     };
     assert_eq!(note("run x"), "sh \u{2026}");
     assert_eq!(note("run x --note mine"), "mine");

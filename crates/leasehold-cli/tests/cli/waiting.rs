@@ -49,7 +49,10 @@ fn a_waiter_learns_who_is_directly_before_it() {
     assert!(line.ends_with(&format!(" pid {}\n", second.id())), "without the note: {line}");
     let (fourth, _stderr, line) = waiting(&sandbox, "run x --json -- true");
     let document: Value = serde_json::from_str(&line).unwrap();
-    assert_eq!((&document["ahead"], &document["behind"]["pid"]), (&2.into(), &third.id().into()));
+    assert_eq!(
+        (&document["held_by"]["ahead"], &document["held_by"]["waiter_ahead"]["pid"]),
+        (&2.into(), &third.id().into())
+    );
     drop(first.process.stdin.take());
     for waiter in [second, third, fourth] {
         Outcome::of(waiter.wait_with_output().unwrap()).expect(0);
@@ -63,8 +66,8 @@ fn the_waiting_report_in_json_is_a_document() {
     let (second, _stderr, line) = waiting(&sandbox, "run x --json -- true");
     let document: Value = serde_json::from_str(&line).unwrap();
     assert_eq!((&document["type"], &document["lock"]), (&"waiting".into(), &"x".into()));
-    assert_eq!(document["holder"]["name"], "alice");
-    assert_eq!(document["token"].to_string(), first.first);
+    assert_eq!(document["held_by"]["holder"]["name"], "alice");
+    assert_eq!(document["held_by"]["token"].to_string(), first.first);
     drop(first.process.stdin.take());
     Outcome::of(second.wait_with_output().unwrap()).expect(0);
 }

@@ -68,7 +68,7 @@ fn each_principal_has_its_own_rights() {
 
     let with = |token: &str, line: &str| server.ask(line, &[("Authorization", token)], "");
     let shown = with(&ci, "GET /v1/locks/ci/x").expect(200);
-    assert_eq!(shown.body["held"]["holder"]["name"], "ci", "the holder is the principal");
+    assert_eq!(shown.body["held_by"]["holder"]["name"], "ci", "the holder is the principal");
     with(&ci, "GET /v1/locks/prod").problem(403, "forbidden");
     with(&ci, "GET /v1/fence/prod").problem(403, "forbidden");
     sandbox.run("run prod -- true").expect(0);

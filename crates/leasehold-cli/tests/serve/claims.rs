@@ -18,7 +18,7 @@ fn a_claim_means_the_same_to_servers_with_different_secrets() {
     let one = Server::start(&sandbox, "");
     let two = Server::start_with_secret(&sandbox, &sandbox.write("other-secret", &"f".repeat(32)), "");
     let held = one.post("/v1/holds", &[], &request("x")).expect(201);
-    assert_eq!(one.state("x")["held"]["holder"]["name"], "alice");
+    assert_eq!(one.state("x")["held_by"]["holder"]["name"], "alice");
     let again = two.post("/v1/holds", &[], &request("x")).expect(201);
     assert_eq!(again.body["token"], held.body["token"]);
     let withdrawal = json!({ "lock": "x", "claim": CLAIM });
@@ -62,7 +62,7 @@ fn a_waiter_that_repeats_its_request_keeps_its_place() {
     wait_until("it waits in line", || server.waiters("x") == 1);
     let second = ask(&"f".repeat(32), "60s");
     let refused = Answer::read(first).problem(423, "held");
-    assert_eq!(refused.body["held"]["token"], held.body["token"], "{refused:?}");
+    assert_eq!(refused.body["held_by"]["token"], held.body["token"], "{refused:?}");
     // The command sends a request that does not wait before it waits again.
     Answer::read(ask(CLAIM, "0s")).problem(423, "held");
     let first = ask(CLAIM, "60s");
@@ -95,7 +95,7 @@ fn with_an_access_file_the_holder_is_the_principal() {
     let headers = [("Authorization", &*ci)];
     server.post("/v1/holds", &headers, &request("ci/x")).expect(201);
     let shown = server.ask("GET /v1/locks/ci/x", &headers, "").expect(200);
-    let holder = &shown.body["held"]["holder"];
+    let holder = &shown.body["held_by"]["holder"];
     assert_eq!((&holder["name"], &holder["host"], &holder["pid"]), (&json!("ci"), &json!("h"), &json!(7)));
     let store = server.ask("GET /v1/store", &headers, "").expect(200).body;
     assert_eq!(store["principal"], "ci");

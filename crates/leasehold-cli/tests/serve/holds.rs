@@ -29,12 +29,12 @@ fn the_command_and_the_server_see_the_same_locks() {
 
     let holder = sandbox.hold("run deploy/prod --note by-command", "echo held; sleep 1000");
     let refused = server.acquire("deploy/prod", "b").problem(423, "held");
-    assert_eq!(refused.body["held"]["holder"]["note"], "by-command");
+    assert_eq!(refused.body["held_by"]["holder"]["note"], "by-command");
     assert!(
-        refused.header("retry-after").is_some() && refused.body["held"]["token"].as_u64().unwrap() > token
+        refused.header("retry-after").is_some() && refused.body["held_by"]["token"].as_u64().unwrap() > token
     );
     let all = server.get("/v1/locks?state=held").expect(200).body;
-    assert_eq!(all["locks"][0]["held"]["holder"]["pid"], holder.pid());
+    assert_eq!(all["locks"][0]["held_by"]["holder"]["pid"], holder.pid());
     drop(holder);
     wait_until("the lock of a dead process is granted", || server.acquire("deploy/prod", "c").status == 201);
 }
@@ -109,7 +109,7 @@ fn a_request_waits_for_the_lock() {
     let granted = Answer::read(waiting).expect(201);
     assert!(granted.body["token"].as_u64() > held.body["token"].as_u64());
     let refused = server.acquire_with("c", &json!({ "lock": "x", "wait": "5s" })).problem(423, "held");
-    assert!(refused.body["held"]["token"] == granted.body["token"]);
+    assert!(refused.body["held_by"]["token"] == granted.body["token"]);
     wait_until("the wait has left the line", || server.waiters("x") == 0);
 }
 

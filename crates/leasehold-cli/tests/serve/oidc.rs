@@ -114,7 +114,7 @@ fn a_job_with_a_token_of_an_issuer_takes_its_locks() {
     acquire(&issuer.token("other/app", 300), "ci/other/app/deploy").problem(403, "forbidden");
     let ask = |line: &str| server.ask(line, &[("Authorization", &*bearer(&token))], "").expect(200).body;
     let shown = ask("GET /v1/locks/ci/my-org/app/deploy");
-    assert_eq!(shown["held"]["holder"]["name"], "github:my-org/app", "the holder is the principal");
+    assert_eq!(shown["held_by"]["holder"]["name"], "github:my-org/app", "the holder is the principal");
     let rules = json!([{ "prefix": "ci/my-org/app/", "allow": ["read", "acquire"] }]);
     assert_eq!(ask("GET /v1/store")["rules"], rules);
 

@@ -139,7 +139,7 @@ fn a_client_certificate_takes_the_place_of_a_token() {
     assert!(held.stdout.ends_with("\n201"), "{held:?}");
     let shown = curl(&sandbox, &server, "ca", "--cert ci.crt --key ci.key", "/v1/locks/ci/a").expect(0);
     let shown: Value = serde_json::from_str(shown.stdout.rsplit_once('\n').unwrap().0).unwrap();
-    assert_eq!(shown["held"]["holder"]["name"], "ci", "the holder is the principal");
+    assert_eq!(shown["held_by"]["holder"]["name"], "ci", "the holder is the principal");
 }
 
 /// A session must not be resumed, because the server would not verify the certificate again.

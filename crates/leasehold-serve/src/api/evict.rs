@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
+use leasehold::view::LockDetail;
 use leasehold::{Evicted, Eviction, LockName, State as LockState, Token};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -12,7 +13,6 @@ use crate::app::{App, Arrival, Shared};
 use crate::body::{Payload, lock_name, token_to_match};
 use crate::feed::FeedEvent;
 use crate::problem::Problem;
-use crate::view::LockDetail;
 
 /// Maximum length of a reason.
 const MAX_REASON: usize = 200;
@@ -63,7 +63,7 @@ pub(crate) async fn evict(
             Ok(Json(EvictedAnswer { lock: name.to_string(), token: token.get(), evicted: true }))
         }
         Outcome::Changed(now) => {
-            let current = now.lock.held.and_then(|held| held.token);
+            let current = now.lock.held_by.and_then(|held| held.token).map(Token::get);
             Err(Problem::changed(format!("lock `{name}` is not held with token {token}"), current)
                 .with_help("read the lock again: another holder may have it now"))
         }

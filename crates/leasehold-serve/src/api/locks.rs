@@ -8,6 +8,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use leasehold::LockName;
+use leasehold::view::{LockDetail, LockView, StateView};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -17,7 +18,7 @@ use crate::body::{Parameters, PathName, duration};
 use crate::changes::Read;
 use crate::feed::is_of_record;
 use crate::problem::Problem;
-use crate::view::{LockDetail, LockView, StateView};
+use crate::view::version;
 
 /// How many locks are read concurrently.
 const CONCURRENCY: usize = 8;
@@ -164,7 +165,7 @@ pub(crate) async fn show(
 /// Returns the lock as a response, or `None` if its `ETag` is `known`.
 fn unless_known(read: Read, known: Option<&str>) -> Result<Option<Response>, Problem> {
     let detail = read.result?;
-    let tag = format!("\"{}\"", detail.lock.version());
+    let tag = format!("\"{}\"", version(&detail.lock));
     if known == Some(&*tag) {
         return Ok(None);
     }

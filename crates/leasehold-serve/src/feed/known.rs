@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use leasehold::LockName;
 use leasehold::clock::Moment;
+use leasehold::view::LockDetail;
 
-use crate::view::LockDetail;
+use crate::view::version;
 
 /// The interval between two listings of the names.
 const LIST_INTERVAL: Duration = Duration::from_secs(15);
@@ -184,9 +185,9 @@ impl Known {
         if watched.due.is_some_and(is_old) || watched.look.as_ref().is_some_and(|before| is_old(before.at)) {
             return None;
         }
-        let before = watched.look.as_ref().map(|before| before.detail.lock.version());
+        let before = watched.look.as_ref().map(|before| version(&before.detail.lock));
         let has_changed =
-            watched.due.take().is_some() || before.is_some_and(|before| before != look.detail.lock.version());
+            watched.due.take().is_some() || before.is_some_and(|before| before != version(&look.detail.lock));
         watched.look = Some(look);
         watched.failed = None;
         Some(has_changed)
@@ -300,7 +301,7 @@ impl Watched {
     /// Returns how long after a read the next one is due. A lease that ends soon is renewed soon, or the lock becomes
     /// free soon.
     fn stale_after(&self) -> Duration {
-        let held = self.look.as_ref().and_then(|look| look.detail.lock.held.as_ref());
+        let held = self.look.as_ref().and_then(|look| look.detail.lock.held_by.as_ref());
         let half = held.and_then(|held| held.lapses_within_ms).map(|ms| Duration::from_millis(ms) / 2);
         half.unwrap_or(MAX_AGE).clamp(MIN_INTERVAL / 2, MAX_AGE)
     }

@@ -4,6 +4,9 @@ use std::collections::HashMap;
 
 use axum::extract::State;
 use axum::http::HeaderMap;
+use leasehold::lease::End;
+use leasehold::view::{LockDetail, StateView};
+use leasehold::{Holder, PastGrant};
 use maud::{Markup, html};
 
 use super::format::{count, span, stamp, time};
@@ -12,7 +15,6 @@ use super::parts::{column, lock_link, name, text, unreadable};
 use super::reading::{self, Reading};
 use crate::access::Right;
 use crate::app::{App, Arrival, Shared};
-use crate::view::{LockDetail, PastView, Person, StateView};
 
 /// How many entries are shown.
 const MAX_ENTRIES: usize = 200;
@@ -23,7 +25,7 @@ struct Entry {
     kind: EntryKind,
     lock: String,
     token: u64,
-    who: Option<Person>,
+    who: Option<Holder>,
     why: Option<String>,
 }
 
@@ -86,33 +88,33 @@ fn entries(app: &App, arrival: &Arrival, locks: &[LockDetail]) -> Vec<Entry> {
     }
     for detail in locks {
         let lock = &detail.lock.lock;
-        let mut add = |at_us, kind, token, who: &Person, why: Option<String>| {
+        let mut add = |at_us, kind, token, who: &Holder, why: Option<String>| {
             entries.push(Entry { at_us, kind, lock: lock.clone(), token, who: Some(who.clone()), why });
         };
         for past in &detail.history {
             if let Some(from_us) = past.from_us {
-                add(from_us, EntryKind::Acquired, past.token, &past.holder, past.holder.note.clone());
+                add(from_us, EntryKind::Acquired, past.token.get(), &past.holder, past.holder.note.clone());
             }
             let (kind, why) = match past.end {
-                "released" => (EntryKind::Released, None),
-                "lapsed" => (EntryKind::Lapsed, Some("not renewed in time".to_owned())),
-                _ => (
+                End::Released => (EntryKind::Released, None),
+                End::Lapsed => (EntryKind::Lapsed, Some("not renewed in time".to_owned())),
+                End::Evicted => (
                     EntryKind::Evicted,
-                    why_evicted(past).or_else(|| reasons.get(&(&**lock, past.token)).cloned()),
+                    why_evicted(past).or_else(|| reasons.get(&(&**lock, past.token.get())).cloned()),
                 ),
             };
             if let Some(until_us) = past.until_us {
-                add(until_us, kind, past.token, &past.holder, why);
+                add(until_us, kind, past.token.get(), &past.holder, why);
             }
         }
-        if let Some(held) = &detail.lock.held
+        if let Some(held) = &detail.lock.held_by
             && matches!(detail.lock.state, StateView::Held | StateView::Lapsed)
             && let (Some(holder), Some(token), Some(held_ms)) = (&held.holder, held.token, held.held_ms)
         {
             add(
                 now_us.saturating_sub(held_ms * 1_000),
                 EntryKind::Acquired,
-                token,
+                token.get(),
                 holder,
                 holder.note.clone(),
             );
@@ -124,7 +126,7 @@ fn entries(app: &App, arrival: &Arrival, locks: &[LockDetail]) -> Vec<Entry> {
 }
 
 /// Returns why the holder was evicted and by whom, if the store has recorded it.
-fn why_evicted(past: &PastView) -> Option<String> {
+fn why_evicted(past: &PastGrant) -> Option<String> {
     let why = past.evicted.as_ref()?;
     Some(format!("{} (by {})", why.reason, why.by))
 }

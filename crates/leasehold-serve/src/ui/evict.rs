@@ -4,6 +4,8 @@ use axum::extract::rejection::FormRejection;
 use axum::extract::{Form, Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse as _, Redirect, Response};
+use leasehold::Token;
+use leasehold::view::LockDetail;
 use maud::{Markup, html};
 use serde::Deserialize;
 
@@ -17,7 +19,6 @@ use crate::api::evict::{Outcome, end_grant};
 use crate::app::{Arrival, Shared};
 use crate::body::{Timely, lock_name, number};
 use crate::problem::Problem;
-use crate::view::LockDetail;
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -78,7 +79,7 @@ pub(super) async fn evict(
         }
         Ok(match end_grant(&app, &arrival, &name, token, &form.reason).await? {
             Outcome::Evicted => Redirect::to(&link("lock", name.as_str())).into_response(),
-            Outcome::Changed(now) => changed_page(head.clone(), &now, token.get()).into_response(),
+            Outcome::Changed(now) => changed_page(head.clone(), &now, token).into_response(),
         })
     };
     done.await.unwrap_or_else(|problem: Problem| head.problem(&problem).into_response())
@@ -87,7 +88,7 @@ pub(super) async fn evict(
 fn form_page(head: Head, detail: &LockDetail, form: &Evict, flaw: Option<&str>) -> Page {
     let lock = &detail.lock;
     let name = &lock.lock;
-    let held = lock.held.as_ref().filter(|held| held.token.is_some());
+    let held = lock.held_by.as_ref().filter(|held| held.token.is_some());
     let content = html! {
         p class="crumbs" { a href="/ui/" { "Locks" } span class="muted" { " › " } a href=(link("lock", name)) { (name) } }
         h1 { "Evict the holder of " span class="name" { (name) } }
@@ -143,7 +144,7 @@ fn consequence(detail: &LockDetail) -> Markup {
 }
 
 /// Returns the page for a lock that has changed since the form was created.
-fn changed_page(head: Head, now: &LockDetail, token: u64) -> Page {
+fn changed_page(head: Head, now: &LockDetail, token: Token) -> Page {
     let lock = &now.lock;
     let then = now.history.iter().find(|past| past.token == token);
     let content = html! {

@@ -1,9 +1,8 @@
 //! One shape for each state, so that states do not differ only in colour.
 
 use leasehold::doctor::CheckStatus;
+use leasehold::view::StateView;
 use maud::{Markup, html};
-
-use crate::view::StateView;
 
 /// Returns the word for a state in addresses and style classes.
 pub(super) fn word(state: StateView) -> &'static str {

@@ -4,7 +4,9 @@ use axum::extract::rejection::FormRejection;
 use axum::extract::{Form, Path, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse as _, Redirect, Response};
-use leasehold::LockName;
+use leasehold::lease::End;
+use leasehold::view::{LockDetail, LockView, StateView};
+use leasehold::{LockName, PastGrant};
 use maud::{Markup, html};
 
 use super::format::{last_argument, link, shell, stamp, time, took};
@@ -17,7 +19,7 @@ use crate::access::Right;
 use crate::app::{App, Arrival, Dashboard, Shared};
 use crate::body::{Timely, lock_name};
 use crate::problem::Problem;
-use crate::view::{LockDetail, LockView, PastView, StateView};
+use crate::view::version;
 
 pub(super) async fn page(
     State(app): Shared,
@@ -100,22 +102,22 @@ fn content(
         p class="crumbs" { a href="/ui/" { "Locks" } (crumbs(&lock.lock)) }
         h1 class="name" { (lock.lock) }
         @if let Some((form, problem)) = &failed { (alert(form.without_effect(problem), problem)) }
-        section class="panel" data-key="now" data-lock=(lock.lock) data-version=(lock.version()) data-say=(sentence(lock)) aria-label="Now" {
+        section class="panel" data-key="now" data-lock=(lock.lock) data-version=(version(lock)) data-say=(sentence(lock)) aria-label="Now" {
             p { (meaning(lock)) }
             (facts(lock))
         }
         label class="tell" hidden { input type="checkbox" id="tell"; " Notify me when the lock is free" }
         div class="columns" {
-            section data-key="line" data-version=(lock.version()) {
+            section data-key="line" data-version=(version(lock)) {
                 h2 { "Waiting in line" }
                 (line(lock, app.locker.capabilities().fifo()))
             }
-            section data-key="actions" data-version={ (lock.version()) (reserve::version(own)) } {
+            section data-key="actions" data-version={ (version(lock)) (reserve::version(own)) } {
                 h2 { "Actions" }
                 (actions(app, arrival, lock, forms, own.is_some()))
             }
         }
-        section data-key="history" data-version={ (lock.version()) (detail.history.len()) } {
+        section data-key="history" data-version={ (version(lock)) (detail.history.len()) } {
             h2 { "Latest grants" }
             @if detail.history.is_empty() {
                 p class="muted" { "No grant has ended yet." }
@@ -141,7 +143,7 @@ fn crumbs(name: &str) -> Markup {
 }
 
 fn facts(lock: &LockView) -> Markup {
-    let Some(held) = &lock.held else {
+    let Some(held) = &lock.held_by else {
         return html! {
             dl class="facts" {
                 div { dt { "Latest token" } dd { (token(lock.token)) } }
@@ -185,7 +187,7 @@ fn line(lock: &LockView, has_order: bool) -> Markup {
 /// Returns the possible actions, as forms and links and as command lines.
 fn actions(app: &App, arrival: &Arrival, lock: &LockView, forms: Option<Markup>, is_own: bool) -> Markup {
     let may_evict = arrival.caller.may(Right::Evict, &lock.lock);
-    let evictable = lock.held.as_ref().and_then(|held| held.token).is_some();
+    let evictable = lock.held_by.as_ref().and_then(|held| held.token).is_some();
     let url = app.locker.url().unwrap_or_default();
     let base = format!("leasehold -s {}", shell(url));
     let name = last_argument(&lock.lock);
@@ -205,7 +207,7 @@ fn actions(app: &App, arrival: &Arrival, lock: &LockView, forms: Option<Markup>,
         pre class="commands" tabindex="0" aria-label="Commands" { code {
             (base) " show " (name) "\n"
             (base) " wait " (name)
-            @if let Some(token) = lock.held.as_ref().and_then(|held| held.token) {
+            @if let Some(token) = lock.held_by.as_ref().and_then(|held| held.token) {
                 "\n" (base) " break --token " (token) " " (name)
             } @else if lock.state == StateView::Free {
                 "\n" (base) " acquire --try --ttl 1h " (name)
@@ -215,16 +217,16 @@ fn actions(app: &App, arrival: &Arrival, lock: &LockView, forms: Option<Markup>,
 }
 
 /// Returns how a grant ended, for people.
-pub(super) fn ended(end: &str) -> Markup {
-    let (class, word) = match end {
-        "released" => ("released", "Released"),
-        "lapsed" => ("lapsed", "Lapsed"),
-        _ => ("evicted", "Evicted"),
+pub(super) fn ended(end: End) -> Markup {
+    let word = match end {
+        End::Released => "Released",
+        End::Lapsed => "Lapsed",
+        End::Evicted => "Evicted",
     };
-    html! { span class={ "end " (class) } { (word) } }
+    html! { span class={ "end " (end.as_str()) } { (word) } }
 }
 
-fn past(history: &[PastView]) -> Markup {
+fn past(history: &[PastGrant]) -> Markup {
     html! {
         table role="table" class="cards past" {
             caption class="sr" { "Grants that have ended, newest first" }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::HeaderMap;
+use leasehold::view::{LockView, StateView};
 use maud::{Markup, html};
 use serde::Deserialize;
 
@@ -18,7 +19,7 @@ use super::reading::{self, Reading};
 use crate::app::{Arrival, Shared};
 use crate::feed::MAX_LOCKS;
 use crate::problem::Problem;
-use crate::view::{LockView, StateView};
+use crate::view::version;
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
@@ -46,7 +47,7 @@ impl Filter {
     fn finds(&self, lock: &LockView) -> bool {
         let wanted = self.find.trim().to_lowercase();
         let has = |text: &str| text.to_lowercase().contains(&wanted);
-        let holder = lock.held.as_ref().and_then(|held| held.holder.as_ref());
+        let holder = lock.held_by.as_ref().and_then(|held| held.holder.as_ref());
         let by_holder = holder.is_some_and(|holder| {
             has(&holder.name) || has(&holder.host) || holder.note.as_deref().is_some_and(has)
         });
@@ -68,9 +69,10 @@ impl Filter {
     }
 
     fn order(&self, locks: &mut [LockView]) {
-        let held = |lock: &LockView| lock.held.as_ref().and_then(|held| held.held_ms);
-        let left =
-            |lock: &LockView| lock.held.as_ref().and_then(|held| held.lapses_within_ms).unwrap_or(u64::MAX);
+        let held = |lock: &LockView| lock.held_by.as_ref().and_then(|held| held.held_ms);
+        let left = |lock: &LockView| {
+            lock.held_by.as_ref().and_then(|held| held.lapses_within_ms).unwrap_or(u64::MAX)
+        };
         match &*self.sort {
             "held" => locks.sort_by_key(|lock| std::cmp::Reverse(held(lock))),
             "lease" => locks.sort_by_key(left),
@@ -146,11 +148,11 @@ fn content(filter: &Filter, reading: Reading) -> Markup {
 }
 
 fn row(lock: &LockView) -> Markup {
-    let held_ms = lock.held.as_ref().and_then(|held| held.held_ms);
+    let held_ms = lock.held_by.as_ref().and_then(|held| held.held_ms);
     let note =
-        lock.held.as_ref().and_then(|held| held.holder.as_ref()).and_then(|holder| holder.note.as_deref());
+        lock.held_by.as_ref().and_then(|held| held.holder.as_ref()).and_then(|holder| holder.note.as_deref());
     html! {
-        tr role="row" data-key=(lock.lock) data-lock=(lock.lock) data-version=(lock.version()) data-say=(sentence(lock)) class=(icons::word(lock.state)) {
+        tr role="row" data-key=(lock.lock) data-lock=(lock.lock) data-version=(version(lock)) data-say=(sentence(lock)) class=(icons::word(lock.state)) {
             td role="cell" class="c-state" { (icons::badge(lock.state)) }
             td role="cell" class="c-name" { (lock_link(&lock.lock)) }
             td role="cell" class="c-holder" data-label="Holder" { (holder_alone(lock)) }

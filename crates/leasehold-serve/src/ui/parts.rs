@@ -1,12 +1,12 @@
 //! Parts that several pages show.
 
-use leasehold::LockName;
 use leasehold::lease::printable;
+use leasehold::view::{HolderView, LockView, StateView};
+use leasehold::{Holder, LockName, PastGrant, Token};
 use maud::{Markup, html};
 
 use super::format::{full, link, span, took};
 use super::icons;
-use crate::view::{HolderView, LockView, PastView, Person, StateView};
 
 /// Removes characters that hide or reorder text from text of other parties.
 pub(super) fn text(text: &str) -> String {
@@ -14,7 +14,7 @@ pub(super) fn text(text: &str) -> String {
 }
 
 /// Returns a holder or a waiter with its note.
-pub(super) fn person(person: &Person) -> Markup {
+pub(super) fn person(person: &Holder) -> Markup {
     html! {
         (name(person))
         @if let Some(note) = &person.note { span class="note" { (text(note)) } }
@@ -22,7 +22,7 @@ pub(super) fn person(person: &Person) -> Markup {
 }
 
 /// Returns a holder or a waiter without its note.
-pub(super) fn name(person: &Person) -> Markup {
+pub(super) fn name(person: &Holder) -> Markup {
     html! {
         span class="who" {
             b { (text(&person.name)) }
@@ -39,14 +39,14 @@ pub(super) fn name(person: &Person) -> Markup {
 /// Returns the holder of a lock with its note.
 pub(super) fn holder(lock: &LockView) -> Markup {
     let note =
-        lock.held.as_ref().and_then(|held| held.holder.as_ref()).and_then(|holder| holder.note.as_deref());
+        lock.held_by.as_ref().and_then(|held| held.holder.as_ref()).and_then(|holder| holder.note.as_deref());
     html! { (holder_alone(lock)) @if let Some(note) = note { span class="note" { (text(note)) } } }
 }
 
 /// Returns the holder of a lock without its note.
 pub(super) fn holder_alone(lock: &LockView) -> Markup {
     html! {
-        @match lock.held.as_ref() {
+        @match lock.held_by.as_ref() {
             Some(held) => {
                 @if lock.state == StateView::Reserved { span class="muted" { "for " } }
                 @if lock.state == StateView::Cooldown { span class="muted" { "last " } }
@@ -71,7 +71,7 @@ pub(super) const OVERDUE: &str = "overdue, may be taken over";
 
 /// Returns the remaining time of a lease, as a bar that the script shortens as time passes.
 pub(super) fn lease(lock: &LockView) -> Markup {
-    let Some(HolderView { lapses_within_ms: Some(left), .. }) = lock.held else {
+    let Some(HolderView { lapses_within_ms: Some(left), .. }) = lock.held_by else {
         return html! { span class="none" { "–" } };
     };
     let full = full(left);
@@ -96,7 +96,7 @@ pub(super) fn lease(lock: &LockView) -> Markup {
 }
 
 /// Returns a token.
-pub(super) fn token(token: Option<u64>) -> Markup {
+pub(super) fn token(token: Option<Token>) -> Markup {
     html! {
         @match token {
             Some(token) => span class="num" { (token) },
@@ -119,7 +119,7 @@ pub(super) fn lock_link(name: &str) -> Markup {
 
 /// Returns one sentence about a lock, which the script announces when the lock changes.
 pub(super) fn sentence(lock: &LockView) -> String {
-    let name = lock.held.as_ref().and_then(|held| held.holder.as_ref()).map(|holder| text(&holder.name));
+    let name = lock.held_by.as_ref().and_then(|held| held.holder.as_ref()).map(|holder| text(&holder.name));
     let name = name.as_deref().unwrap_or("an unknown holder");
     match lock.state {
         StateView::Free => format!("{} is free", lock.lock),
@@ -150,7 +150,7 @@ pub(super) fn column(title: &str) -> Markup {
 
 /// Returns whether the lock is held by a ticket, so that no process renews the lease by itself.
 fn is_by_ticket(lock: &LockView) -> bool {
-    lock.held.as_ref().and_then(|held| held.holder.as_ref()).is_some_and(|holder| holder.pid == 0)
+    lock.held_by.as_ref().and_then(|held| held.holder.as_ref()).is_some_and(|holder| holder.pid == 0)
 }
 
 /// Returns a state and its meaning, for the page of a lock.
@@ -171,12 +171,12 @@ pub(super) fn meaning(lock: &LockView) -> Markup {
 }
 
 /// Returns how long a grant lasted, in milliseconds.
-pub(super) fn grant_ms(past: &PastView) -> Option<u64> {
+pub(super) fn grant_ms(past: &PastGrant) -> Option<u64> {
     Some(past.until_us?.saturating_sub(past.from_us?) / 1_000)
 }
 
 /// Returns a short description of a grant, for its bar in the timeline.
-pub(super) fn grant(past: &PastView) -> String {
+pub(super) fn grant(past: &PastGrant) -> String {
     let lasted = grant_ms(past).map(|ms| format!(", {}", took(ms))).unwrap_or_default();
-    format!("token {}, {}{lasted}, {}", past.token, text(&past.holder.name), past.end)
+    format!("token {}, {}{lasted}, {}", past.token, text(&past.holder.name), past.end.as_str())
 }

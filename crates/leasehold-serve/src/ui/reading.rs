@@ -5,12 +5,13 @@ use std::time::Duration;
 use axum::http::HeaderMap;
 use futures_util::{StreamExt as _, stream};
 use leasehold::LockName;
+use leasehold::view::{LockDetail, ms};
 
 use crate::access::Right;
 use crate::app::{App, Arrival};
 use crate::feed::{Look, MAX_LOCKS, is_of_record};
 use crate::problem::Problem;
-use crate::view::{LockDetail, ms};
+use crate::view::aged;
 
 /// How many locks are read concurrently.
 const CONCURRENCY: usize = 8;
@@ -51,7 +52,7 @@ pub(super) async fn locks(
     locks.truncate(MAX_LOCKS);
     let read = |(name, look): (LockName, Option<Look>)| async move {
         let read = match look {
-            Some(look) => Ok(aged(app, look)),
+            Some(look) => Ok(aged_now(app, look)),
             None => app.feed.inspect(&name).await.map(|detail| (detail, Duration::ZERO)),
         };
         (name, read)
@@ -94,13 +95,13 @@ pub(super) async fn lock(
     if is_update(headers)
         && let Some(look) = app.feed.seen_one(name)
     {
-        return Ok(aged(app, look).0);
+        return Ok(aged_now(app, look).0);
     }
     app.limits.admit(arrival.caller.name(), arrival.at)?;
     Ok(app.feed.inspect(name).await?)
 }
 
-fn aged(app: &App, look: Look) -> (LockDetail, Duration) {
+fn aged_now(app: &App, look: Look) -> (LockDetail, Duration) {
     let age = app.now().shortest_since(look.at);
-    (look.detail.aged(age), age)
+    (aged(look.detail, age), age)
 }

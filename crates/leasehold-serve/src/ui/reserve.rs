@@ -6,6 +6,7 @@
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use leasehold::lease::Id;
+use leasehold::view::{LockView, StateView};
 use leasehold::{LockName, Ticket};
 use maud::{Markup, html};
 use serde::Deserialize;
@@ -17,7 +18,6 @@ use crate::api::holds::acquire::acquire_one;
 use crate::api::holds::{AcquireRequest, release_one, renew_one};
 use crate::app::{App, Arrival, Dashboard};
 use crate::problem::Problem;
-use crate::view::{LockView, StateView};
 
 const COOKIE: &str = "leasehold-reservation";
 /// The ttls that the form offers. The longest is `Ttl::MAX`.
@@ -80,8 +80,8 @@ impl Reservation {
 
     /// Returns whether this reservation still holds the lock.
     pub(super) fn holds(&self, lock: &LockView) -> bool {
-        let token = lock.held.as_ref().and_then(|held| held.token);
-        matches!(lock.state, StateView::Held | StateView::Lapsed) && token == Some(self.ticket.token().get())
+        let token = lock.held_by.as_ref().and_then(|held| held.token);
+        matches!(lock.state, StateView::Held | StateView::Lapsed) && token == Some(self.ticket.token())
     }
 
     fn cookie(&self, app: &App, arrival: &Arrival) -> Result<String, Problem> {

@@ -1,10 +1,12 @@
 //! The latest grants of a lock as a picture: one row for each holder, time from left to right.
 
+use leasehold::Holder;
+use leasehold::lease::End;
+use leasehold::view::{LockDetail, StateView};
 use maud::{Markup, html};
 
 use super::format::{span, time};
 use super::parts::{grant, text};
-use crate::view::{LockDetail, Person, StateView};
 
 /// Maximum number of rows. If there are more holders, the remaining ones share the last row.
 const ROWS: usize = 6;
@@ -23,7 +25,7 @@ struct Bar {
 pub(super) fn timeline(detail: &LockDetail, now_us: u64) -> Markup {
     let held = detail
         .lock
-        .held
+        .held_by
         .as_ref()
         .filter(|_| matches!(detail.lock.state, StateView::Held | StateView::Lapsed));
     let current = held.and_then(|held| {
@@ -40,7 +42,7 @@ pub(super) fn timeline(detail: &LockDetail, now_us: u64) -> Markup {
     let at = |us: u64| us.saturating_sub(begin) as f64 * 100.0 / length;
 
     let mut rows: Vec<String> = Vec::new();
-    let mut row_of = |person: &Person| {
+    let mut row_of = |person: &Holder| {
         let name = match person.host.as_str() {
             "" => text(&person.name),
             host => format!("{}@{}", text(&person.name), text(host)),
@@ -65,7 +67,7 @@ pub(super) fn timeline(detail: &LockDetail, now_us: u64) -> Markup {
     for past in &detail.history {
         let (Some(from), Some(until)) = (past.from_us, past.until_us) else { continue };
         let (row, title) = (row_of(&past.holder), grant(past));
-        bars.push(Bar { row, from: at(from), width: at(until) - at(from), class: past.end, title });
+        bars.push(Bar { row, from: at(from), width: at(until) - at(from), class: past.end.as_str(), title });
     }
     let height = rows.len() as u64 * ROW + AXIS;
     let axis = rows.len() as u64 * ROW;
@@ -91,8 +93,8 @@ pub(super) fn timeline(detail: &LockDetail, now_us: u64) -> Markup {
             }
             figcaption class="legend" {
                 @if current.is_some() { span class="now" { "held now" } }
-                @for end in ["released", "lapsed", "evicted"] {
-                    @if detail.history.iter().any(|past| past.end == end) { span class=(end) { (end) } }
+                @for end in [End::Released, End::Lapsed, End::Evicted] {
+                    @if detail.history.iter().any(|past| past.end == end) { span class=(end.as_str()) { (end.as_str()) } }
                 }
                 span class="muted" { (span((length / 1_000.0) as u64)) " in total" }
             }

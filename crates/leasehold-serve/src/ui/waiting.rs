@@ -2,6 +2,7 @@
 
 use axum::extract::State;
 use axum::http::HeaderMap;
+use leasehold::view::{LockView, WaiterView};
 use maud::{Markup, html};
 
 use super::format::{count, span};
@@ -9,7 +10,7 @@ use super::layout::{Head, Page, age};
 use super::parts::{column, holder, lease, lock_link, passing, person, unreadable};
 use super::reading::{self, Reading};
 use crate::app::{Arrival, Shared};
-use crate::view::{LockView, WaiterView};
+use crate::view::version;
 
 pub(super) async fn page(State(app): Shared, arrival: Arrival, headers: HeaderMap) -> Page {
     let head = Head::new(&app, &arrival, "/ui/waiting");
@@ -55,7 +56,7 @@ fn content(reading: &Reading, has_order: bool) -> Markup {
             }
             tbody role="rowgroup" data-list="waiters" {
                 @for (lock, at, waiter) in &waiters {
-                    tr role="row" data-key={ (lock.lock) " " (at) } data-lock=(lock.lock) data-version=(lock.version()) {
+                    tr role="row" data-key={ (lock.lock) " " (at) } data-lock=(lock.lock) data-version=(version(lock)) {
                         td role="cell" class="c-since" data-label="Waits" {
                             @match waiter.waited_ms { Some(ms) => (passing(ms)), None => "–" }
                         }

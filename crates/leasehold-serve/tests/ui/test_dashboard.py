@@ -158,7 +158,7 @@ def test_an_eviction_that_comes_too_late_shows_the_change(site, open_page):
     page.get_by_text("Nothing was evicted").wait_for()
     text = page.inner_text("main")
     assert "alice" in text and "bob" in text
-    assert site.show("deploy")["holder"]["name"] == "bob"
+    assert site.show("deploy")["held_by"]["holder"]["name"] == "bob"
 
 
 def test_a_lock_is_reserved_renewed_and_released(site, open_page):
@@ -175,7 +175,7 @@ def test_a_lock_is_reserved_renewed_and_released(site, open_page):
     page.get_by_text("Reserved by you").wait_for()
     assert page.url.endswith("/ui/lock/deploy/prod"), "nothing secret in the address"
     shown = site.show("deploy/prod")
-    assert shown["holder"]["name"] == "operator" and shown["holder"]["note"] == "restore <the> database"
+    assert shown["held_by"]["holder"]["name"] == "operator" and shown["held_by"]["holder"]["note"] == "restore <the> database"
     assert "lh2_" not in page.content()
 
     page.reload()

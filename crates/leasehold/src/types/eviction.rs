@@ -22,6 +22,12 @@ const MAX_TEXT: usize = 200;
 /// # }).unwrap();
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(utoipa::ToSchema),
+    schema(description = "Why an operator evicted a holder. Text \
+    from others: show it as text, never as markup.")
+)]
 #[non_exhaustive]
 pub struct Eviction {
     /// Who decided the eviction.

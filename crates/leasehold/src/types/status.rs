@@ -21,6 +21,12 @@ use super::token::Token;
 /// assert_eq!(holder.to_string(), format!("alice@ci-7 pid {} \"make deploy\"", holder.pid));
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(utoipa::ToSchema),
+    schema(description = "A holder or a waiter, as it described \
+    itself. Text from others: show it as text, never as markup.")
+)]
 pub struct Holder {
     /// The name of a user or a service.
     pub name: String,
@@ -224,6 +230,11 @@ impl Status {
     pub fn new(name: LockName, state: State) -> Self {
         Self { name, state, token: None, history: Vec::new(), waiters: Vec::new() }
     }
+
+    /// Returns the token of the current grant or of the latest one.
+    pub fn latest_token(&self) -> Option<Token> {
+        self.state.holder().and_then(|held| held.token).or(self.token)
+    }
 }
 
 /// A process that waits in the line of a lock.
@@ -292,6 +303,16 @@ pub enum State {
     Lapsed(HolderInfo),
 }
 
+impl State {
+    /// Returns who has the lock, unless it is free.
+    pub const fn holder(&self) -> Option<&HolderInfo> {
+        match self {
+            Self::Free => None,
+            Self::Held(held) | Self::Lapsed(held) => Some(held),
+        }
+    }
+}
+
 /// A grant that has ended.
 ///
 /// ```
@@ -310,10 +331,13 @@ pub enum State {
 /// # }).unwrap();
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(description = "A grant that has ended."))]
 pub struct PastGrant {
     /// The fencing token.
+    #[cfg_attr(feature = "schema", schema(value_type = u64))]
     pub token: Token,
     /// The id of the claim that was granted.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub grant: Id,
     /// The holder.
     pub holder: Holder,
@@ -344,6 +368,7 @@ pub struct PastGrant {
 /// # }).unwrap();
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(description = "How a grant ended."))]
 #[serde(rename_all = "lowercase")]
 pub enum End {
     /// The holder released the lock.
@@ -352,6 +377,17 @@ pub enum End {
     Lapsed,
     /// An operator evicted the holder.
     Evicted,
+}
+
+impl End {
+    /// Returns the end as one word, such as `released`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Released => "released",
+            Self::Lapsed => "lapsed",
+            Self::Evicted => "evicted",
+        }
+    }
 }
 
 /// The loss of a lock.
@@ -435,16 +471,6 @@ pub enum LossReason {
 }
 
 impl LossReason {
-    /// Returns why a grant was lost whose lock still has a record. `end` is how the grant ended, according to the record
-    /// (`None` if it does not know), and `taken_by` is who holds the lock now. The same for all stores that have a record.
-    pub(crate) fn of(end: Option<End>, taken_by: Option<HolderInfo>) -> Self {
-        match (end, taken_by) {
-            (Some(End::Released | End::Evicted), _) => Self::Ended,
-            (Some(End::Lapsed) | None, Some(by)) => Self::TakenOver { by },
-            (Some(End::Lapsed) | None, None) => Self::Expired { last_error: None },
-        }
-    }
-
     /// Returns the reason as one word for labels, such as `taken_over`.
     pub const fn as_str(&self) -> &'static str {
         match self {
@@ -478,23 +504,6 @@ impl fmt::Display for Loss {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_situation_has_the_same_loss_reason_on_all_stores() {
-        let other = || Some(HolderInfo::default());
-        for (end, taken_by, reason) in [
-            (Some(End::Evicted), None, "ended"),
-            (Some(End::Evicted), other(), "ended"),
-            (Some(End::Released), None, "ended"), // through its ticket
-            (Some(End::Released), other(), "ended"),
-            (Some(End::Lapsed), other(), "taken_over"),
-            (Some(End::Lapsed), None, "expired"), // the next holder has released the lock
-            (None, other(), "taken_over"),
-            (None, None, "expired"),
-        ] {
-            assert_eq!(LossReason::of(end, taken_by.clone()).as_str(), reason, "{end:?} {taken_by:?}");
-        }
-    }
 
     #[test]
     fn a_holder_is_printed_without_control_characters() {

@@ -41,9 +41,9 @@ fn a_reservation_is_a_hold_that_its_page_renews_and_releases() {
     let attributes = reserved.header("set-cookie").unwrap().split_once(';').unwrap().1.to_owned();
     assert_eq!(attributes, " Path=/ui/lock/deploy; Max-Age=7200; HttpOnly; SameSite=Strict");
     let state = server.state("deploy");
-    assert_eq!((&state["state"], &state["held"]["holder"]["name"]), (&"held".into(), &"operator".into()));
-    assert_eq!(state["held"]["holder"]["note"], "fix the disk");
-    let left = state["held"]["lapses_within_ms"].as_u64().unwrap();
+    assert_eq!((&state["state"], &state["held_by"]["holder"]["name"]), (&"held".into(), &"operator".into()));
+    assert_eq!(state["held_by"]["holder"]["note"], "fix the disk");
+    let left = state["held_by"]["lapses_within_ms"].as_u64().unwrap();
     assert!((3_500_000..3_800_000).contains(&left), "{left}");
     sandbox.run("run -n deploy -- true").expect(123);
 

@@ -7,6 +7,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use leasehold::lease::{HolderInfo, Secret, Token, Ttl};
+use leasehold::view::ms;
 use leasehold::{Guard, Holder, Lock, LockName, Loss, LossReason};
 use tracing::Instrument as _;
 
@@ -19,7 +20,6 @@ use crate::capacity::StaysOpen;
 use crate::grants::Fate;
 use crate::problem::Problem;
 use crate::trace;
-use crate::view::ms;
 use crate::waits::{Outcome, Waiter};
 
 /// Maximum time that a request may wait for a lock.

@@ -1,7 +1,7 @@
 //! Tests of the order of listings and looks.
 
 use super::*;
-use crate::view::{HolderView, LockView, StateView};
+use leasehold::view::{HolderView, LockView, StateView};
 
 fn at(seconds: u64) -> Moment {
     Moment::from_raw(seconds * 1_000_000_000, (seconds * 1_000_000_000).cast_signed())
@@ -12,8 +12,8 @@ fn look(name: &str, lapses_within_ms: u64, at: Moment) -> Look {
     let lock = LockView {
         lock: name.to_owned(),
         state: StateView::Held,
-        token: Some(1),
-        held: Some(held),
+        token: leasehold::Token::new(1),
+        held_by: Some(held),
         waiters: Vec::new(),
     };
     Look { detail: LockDetail { lock, history: Vec::new() }, at }

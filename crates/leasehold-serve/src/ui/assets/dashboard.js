@@ -54,7 +54,7 @@ function showLease(element, left, seenBefore) {
 /** Handles the event that the server has looked at a lock: updates the remaining time of its lease. */
 function look(event) {
   const { lock, now, version } = JSON.parse(event.data);
-  const left = now?.held?.lapses_within_ms;
+  const left = now?.held_by?.lapses_within_ms;
   for (const row of document.querySelectorAll("[data-lock]")) {
     if (row.dataset.lock !== lock) continue;
     if (row.dataset.version !== version) soon(); // the lock changed before the stream was open

@@ -9,7 +9,7 @@ use reqwest::{Method, StatusCode};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::answers::{Described, Problem, Shown};
+use super::answers::{Described, Problem};
 use super::config::Config;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
@@ -18,6 +18,7 @@ use crate::stores::certificates;
 use crate::stores::over_http::answer::{Failure, Impostor, is_plain, may_be_tls};
 use crate::stores::over_http::https;
 use crate::types::{LockName, printable};
+use crate::view::LockDetail;
 
 /// The characters to encode in a path. `/` separates the segments of a name and is not encoded.
 const PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'~').remove(b'/');
@@ -175,7 +176,7 @@ impl Client {
     /// Returns the status of a lock, and its version.
     pub(super) async fn shown(&self, name: &LockName) -> Result<(Status, Option<String>), StoreError> {
         let request = Request::get(lock_path(name), format!("cannot inspect {name}"));
-        let (headers, shown): (_, Shown) = self.ask(&request).await?;
+        let (headers, shown): (_, LockDetail) = self.ask(&request).await?;
         let status = shown.status(name);
         let status = status.ok_or_else(|| self.incomprehensible(&request, "it is about another lock"))?;
         let tag = headers.get(ETAG).and_then(|tag| tag.to_str().ok()).map(str::to_owned);

@@ -254,7 +254,7 @@ async fn a_late_grant_is_lost_even_if_it_cannot_be_given_back() {
 
 #[tokio::test]
 async fn a_refusal_names_the_holder_and_a_spent_claim_is_lost() {
-    let by = json!({ "held": { "holder": { "name": "bob", "host": "h", "pid": 4 }, "token": 9, "held_ms": 1,
+    let by = json!({ "held_by": { "holder": { "name": "bob", "host": "h", "pid": 4 }, "token": 9, "held_ms": 1,
         "lapses_within_ms": 2, "in_cooldown": false, "reserved": true } });
     let (_, outcome) = acquired(move |_| Reply::Answer(refused("423 Locked", "held", &by))).await;
     let AcquireOutcome::Held(held) = outcome.unwrap() else { panic!("not held") };
@@ -348,7 +348,7 @@ async fn an_eviction_with_a_lost_response_is_found_in_the_history() {
             "POST /v1/evict" => Reply::Answer(refused("412 Failed", "changed", &json!({ "token": null }))),
             _ => {
                 let holder = json!({ "name": "bob", "host": "h", "pid": 4 });
-                let past = json!({ "token": 7, "claim": "0".repeat(32), "holder": holder, "end": end });
+                let past = json!({ "token": 7, "grant": "0".repeat(32), "holder": holder, "end": end });
                 ok(&json!({ "lock": name(), "state": "free", "token": 7, "history": [past] }))
             }
         })
@@ -392,7 +392,7 @@ async fn a_release_that_was_dropped_is_remembered() {
 async fn a_renewal_reports_the_loss_and_accepts_no_other_hold() {
     let by = json!({ "holder": { "name": "bob", "host": "h", "pid": 4 }, "token": 9 });
     for (reason, more) in [("taken_over", by.clone()), ("ended", Value::Null), ("deleted", Value::Null)] {
-        let problem = refused("410 Gone", "lost", &json!({ "reason": reason, "held": more, "token": 7 }));
+        let problem = refused("410 Gone", "lost", &json!({ "reason": reason, "held_by": more, "token": 7 }));
         let server = Server::always(problem).await;
         let store = store(&server);
         let mut grant = grant(&store, &claim(&store), 7);
@@ -422,12 +422,12 @@ async fn a_renewal_reports_the_loss_and_accepts_no_other_hold() {
 #[tokio::test]
 async fn a_wait_that_returns_at_once_is_paced() {
     let server = Server::start(|seen| match seen.line.as_str() {
-        "POST /v1/holds" => Reply::Answer(refused("423 Locked", "held", &json!({ "held": null }))),
+        "POST /v1/holds" => Reply::Answer(refused("423 Locked", "held", &json!({ "held_by": null }))),
         line if line.contains("?wait=") => Reply::Answer(answer("304 Not Modified", "", "")),
         _ => Reply::Answer(answer(
             "200 OK",
             "ETag: \"v\"\r\n",
-            &json!({ "lock": name(), "state": "held", "token": 7, "held": { "token": 7 } }).to_string(),
+            &json!({ "lock": name(), "state": "held", "token": 7, "held_by": { "token": 7 } }).to_string(),
         )),
     })
     .await;

@@ -1,0 +1,347 @@
+//! Locks as JSON, the same for the `leasehold` command (`--json`), `leasehold agent`, `leasehold serve` and the store
+//! that reads from it. For people and programs that show locks, never for decisions.
+//!
+//! Durations end in `_ms`, points in time in `_us` (since the Unix epoch, on the store's clock). Tokens are numbers below
+//! 2^53, which JavaScript represents exactly.
+//!
+//! ```
+//! use leasehold::view::LockDetail;
+//!
+//! # tokio::runtime::Runtime::new().unwrap().block_on(async {
+//! let locker = leasehold::Locker::open("mem:").await?;
+//! let guard = locker.lock("deploy").owner("alice").acquire().await?;
+//! let json = serde_json::to_value(LockDetail::of(&locker.inspect(guard.name()).await?)).unwrap();
+//! assert_eq!(json["state"], "held");
+//! assert_eq!(json["held_by"]["holder"]["name"], "alice");
+//! # Ok::<_, leasehold::Error>(())
+//! # }).unwrap();
+//! ```
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::types::{Holder, HolderInfo, LockName, PastGrant, State, Status, Token, Waiter};
+
+/// Converts a duration to whole milliseconds.
+///
+/// ```
+/// assert_eq!(leasehold::view::ms(std::time::Duration::from_micros(2_900)), 2);
+/// ```
+pub fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The state of a lock, in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum StateView {
+    /// It can be acquired.
+    Free,
+    /// It is held.
+    Held,
+    /// It is free, but reserved for the first waiter.
+    Reserved,
+    /// It was released, but is not granted again yet.
+    Cooldown,
+    /// Its lease has lapsed, so the next contender gets it.
+    Lapsed,
+}
+
+impl StateView {
+    /// Returns the word for `state`.
+    pub const fn of(state: &State) -> Self {
+        match state {
+            State::Free => Self::Free,
+            State::Held(held) if held.in_cooldown => Self::Cooldown,
+            State::Held(held) if held.reserved => Self::Reserved,
+            State::Held(_) => Self::Held,
+            State::Lapsed(_) => Self::Lapsed,
+        }
+    }
+
+    /// Returns the word, such as `held`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Free => "free",
+            Self::Held => "held",
+            Self::Reserved => "reserved",
+            Self::Cooldown => "cooldown",
+            Self::Lapsed => "lapsed",
+        }
+    }
+}
+
+/// A lock.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct LockView {
+    /// The name.
+    pub lock: String,
+    /// Whether it is free, held, reserved, in a cooldown or lapsed.
+    pub state: StateView,
+    /// The token of the current grant or of the latest one.
+    #[cfg_attr(feature = "schema", schema(value_type = Option<u64>))]
+    pub token: Option<Token>,
+    /// Who holds it; null if it is free.
+    pub held_by: Option<HolderView>,
+    /// The processes that wait in line, first to last.
+    #[serde(default)]
+    pub waiters: Vec<WaiterView>,
+}
+
+/// A lock with its latest grants.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct LockDetail {
+    /// The lock.
+    #[serde(flatten)]
+    pub lock: LockView,
+    /// The latest grants that have ended, newest first.
+    #[serde(default)]
+    pub history: Vec<PastGrant>,
+}
+
+/// Who has a lock.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(default)]
+pub struct HolderView {
+    /// Null if it is unknown.
+    pub holder: Option<Holder>,
+    /// The token; null if it is unknown.
+    #[cfg_attr(feature = "schema", schema(value_type = Option<u64>))]
+    pub token: Option<Token>,
+    /// How long it has been held; null if it is reserved.
+    pub held_ms: Option<u64>,
+    /// How long it has been free; null unless it is reserved.
+    pub free_ms: Option<u64>,
+    /// How long the lease can still last unless it is renewed, rounded up. After that, the lock may be taken over.
+    pub lapses_within_ms: Option<u64>,
+    /// Whether the lock was released but is not granted again yet. `holder` is then the previous holder.
+    pub in_cooldown: bool,
+    /// Whether the lock is free, but reserved for `holder`, the first in line.
+    pub reserved: bool,
+    /// What was found instead of a record of leasehold.
+    pub foreign: Option<String>,
+    /// For a waiter: how many waiters of other processes are before it; null if it is unknown.
+    pub ahead: Option<usize>,
+    /// For a waiter: the one directly before it; null if it is the first, or if it is unknown.
+    pub waiter_ahead: Option<Holder>,
+}
+
+/// A process that waits in line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct WaiterView {
+    /// The process.
+    pub holder: Holder,
+    /// How long it has been in the line; null if it is unknown.
+    pub waited_ms: Option<u64>,
+}
+
+impl HolderView {
+    /// Returns the view of a holder.
+    pub fn of(held: &HolderInfo) -> Self {
+        // Rounded down, a lease would seem to end before it does.
+        let up = |left: Duration| ms(left.saturating_add(Duration::from_nanos(999_999)));
+        Self {
+            holder: held.holder.as_ref().or(held.last_holder.as_ref()).cloned(),
+            token: held.token,
+            held_ms: held.held_for.map(ms),
+            free_ms: held.free_for.map(ms),
+            lapses_within_ms: held.lapses_within.map(up),
+            in_cooldown: held.in_cooldown,
+            reserved: held.reserved,
+            foreign: held.foreign.clone(),
+            ahead: held.ahead,
+            waiter_ahead: held.waiter_ahead.clone(),
+        }
+    }
+
+    /// Returns the holder that this view shows.
+    pub fn info(self) -> HolderInfo {
+        let (holder, last_holder) = if self.in_cooldown { (None, self.holder) } else { (self.holder, None) };
+        HolderInfo {
+            holder,
+            last_holder,
+            token: self.token,
+            held_for: self.held_ms.map(Duration::from_millis),
+            free_for: self.free_ms.map(Duration::from_millis),
+            lapses_within: self.lapses_within_ms.map(Duration::from_millis),
+            in_cooldown: self.in_cooldown,
+            reserved: self.reserved,
+            foreign: self.foreign,
+            ahead: self.ahead,
+            waiter_ahead: self.waiter_ahead,
+        }
+    }
+}
+
+impl LockView {
+    /// Returns the view of a lock.
+    pub fn of(status: &Status) -> Self {
+        let held = status.state.holder();
+        let waiter =
+            |waiter: &Waiter| WaiterView { holder: waiter.holder.clone(), waited_ms: waiter.waited.map(ms) };
+        Self {
+            lock: status.name.to_string(),
+            state: StateView::of(&status.state),
+            token: status.latest_token(),
+            held_by: held.map(HolderView::of),
+            waiters: status.waiters.iter().map(waiter).collect(),
+        }
+    }
+}
+
+impl LockDetail {
+    /// Returns the view of a lock with its history.
+    pub fn of(status: &Status) -> Self {
+        Self { lock: LockView::of(status), history: status.history.clone() }
+    }
+
+    /// Returns the status of the lock `name`, or `None` if this view shows another lock.
+    pub fn status(self, name: &LockName) -> Option<Status> {
+        let Self { lock, history } = self;
+        if lock.lock != name.as_str() {
+            return None;
+        }
+        let info = lock.held_by.map(HolderView::info).unwrap_or_default();
+        let state = match lock.state {
+            StateView::Free => State::Free,
+            StateView::Held => State::Held(info),
+            StateView::Reserved => State::Held(HolderInfo { reserved: true, ..info }),
+            StateView::Cooldown => State::Held(HolderInfo { in_cooldown: true, ..info }),
+            StateView::Lapsed => State::Lapsed(info),
+        };
+        let waiter = |waiter: WaiterView| Waiter {
+            holder: waiter.holder,
+            waited: waiter.waited_ms.map(Duration::from_millis),
+        };
+        let waiters = lock.waiters.into_iter().map(waiter).collect();
+        Some(Status { token: lock.token, history, waiters, ..Status::new(name.clone(), state) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::types::{End, Eviction, Id};
+
+    fn name() -> LockName {
+        LockName::new("a").unwrap()
+    }
+
+    fn person(name: &str) -> Holder {
+        Holder { name: name.into(), host: "h".into(), pid: 3, ..Holder::default() }
+    }
+
+    /// A status in which each field has a value.
+    fn status() -> Status {
+        let grant = "00112233445566778899aabbccddeeff".parse::<Id>().unwrap();
+        Status {
+            token: Token::new(7),
+            history: vec![PastGrant {
+                token: Token::new(6).unwrap(),
+                grant,
+                holder: person("eve"),
+                from_us: Some(1_500),
+                until_us: Some(2_501),
+                end: End::Evicted,
+                evicted: Some(Eviction::new("root", "gone")),
+            }],
+            waiters: vec![Waiter { holder: person("bob"), waited: Some(Duration::from_millis(2)) }],
+            ..Status::new(
+                name(),
+                State::Held(HolderInfo {
+                    holder: Some(Holder {
+                        note: Some("n".into()),
+                        value: Some("v".into()),
+                        ..person("alice")
+                    }),
+                    token: Token::new(7),
+                    held_for: Some(Duration::from_millis(5)),
+                    lapses_within: Some(Duration::from_millis(9)),
+                    ahead: Some(2),
+                    waiter_ahead: Some(person("carol")),
+                    ..HolderInfo::default()
+                }),
+            )
+        }
+    }
+
+    fn shape() -> Value {
+        json!({
+            "lock": "a",
+            "state": "held",
+            "token": 7,
+            "held_by": {
+                "holder": { "name": "alice", "host": "h", "pid": 3, "note": "n", "value": "v" },
+                "token": 7, "held_ms": 5, "free_ms": null, "lapses_within_ms": 9,
+                "in_cooldown": false, "reserved": false, "foreign": null,
+                "ahead": 2, "waiter_ahead": { "name": "carol", "host": "h", "pid": 3 },
+            },
+            "waiters": [{ "holder": { "name": "bob", "host": "h", "pid": 3 }, "waited_ms": 2 }],
+            "history": [{
+                "token": 6, "grant": "00112233445566778899aabbccddeeff",
+                "holder": { "name": "eve", "host": "h", "pid": 3 },
+                "from_us": 1_500, "until_us": 2_501, "end": "evicted",
+                "evicted": { "by": "root", "reason": "gone" },
+            }],
+        })
+    }
+
+    #[test]
+    fn a_lock_has_this_shape() {
+        assert_eq!(serde_json::to_value(LockDetail::of(&status())).unwrap(), shape());
+    }
+
+    #[test]
+    fn a_view_is_read_back_without_loss() {
+        let in_state = |state: State| Status { state, ..status() };
+        let held = |info: HolderInfo| in_state(State::Held(info));
+        let some = || Some(person("alice"));
+        let ms = |ms| Some(Duration::from_millis(ms));
+        for status in [
+            status(),
+            Status::new(name(), State::Free),
+            in_state(State::Lapsed(HolderInfo { holder: some(), ..HolderInfo::default() })),
+            held(HolderInfo { holder: some(), reserved: true, free_for: ms(3), ..HolderInfo::default() }),
+            held(HolderInfo { last_holder: some(), in_cooldown: true, ..HolderInfo::default() }),
+            held(HolderInfo { foreign: Some("an object".into()), ..HolderInfo::default() }),
+        ] {
+            let text = serde_json::to_string(&LockDetail::of(&status)).unwrap();
+            let read: LockDetail = serde_json::from_str(&text).unwrap();
+            assert_eq!(read.status(&name()), Some(status), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_lease_does_not_seem_to_end_too_early() {
+        let info = HolderInfo { lapses_within: Some(Duration::from_micros(1_001)), ..HolderInfo::default() };
+        assert_eq!(HolderView::of(&info).lapses_within_ms, Some(2));
+        let longest = HolderInfo { lapses_within: Some(Duration::MAX), ..HolderInfo::default() };
+        assert_eq!(HolderView::of(&longest).lapses_within_ms, Some(u64::MAX));
+    }
+
+    #[test]
+    fn what_is_no_view_of_this_lock_is_refused() {
+        let read = |field: &str, value: Value| {
+            let mut shape = shape();
+            shape[field] = value;
+            serde_json::from_value::<LockDetail>(shape).ok()?.status(&name())
+        };
+        assert!(read("later", json!(1)).is_some());
+        for (field, value) in [
+            ("lock", json!("b")),
+            ("state", json!("gone")),
+            ("token", json!(Token::LIMIT)),
+            ("held_by", json!("x")),
+        ] {
+            assert!(read(field, value).is_none(), "{field}");
+        }
+    }
+}
