@@ -2,7 +2,6 @@
 //! requests.
 
 pub(super) mod access;
-pub(super) mod causes;
 pub(super) mod config;
 pub(super) mod credentials;
 pub(super) mod http;

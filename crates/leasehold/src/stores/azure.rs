@@ -33,10 +33,10 @@ use self::credentials::{Credentials, Proof};
 use self::errors::{Requested, meaning};
 use self::leases::AzureLeases;
 use self::wire::Request;
-use super::buckets::{Keys, Page, deleted, listing};
+use super::buckets::{Keys, Page, deleted, found, listing, written};
 use super::over_http::answer::Failure;
 use super::over_http::exchange::{DATE_RESOLUTION, Expected, exchange};
-use super::over_http::https::{self, date_us, is_page};
+use super::over_http::https::{self, date_us, failure, is_page, refusal};
 use super::over_http::{Contents, Meaning, Operation, failed};
 use crate::clock::{self, Moment, StoreClock, StoreTime};
 use crate::diagnosis::Examined;
@@ -149,29 +149,21 @@ impl AzureRegister {
 impl Register for AzureRegister {
     async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         let blob = self.keys.object(key);
-        match self.ask(Operation::Read, &blob, wire::read(&self.target, &blob)).await {
-            Ok((headers, value)) => {
-                let version = self.version(&headers).map_err(Fault::not_applied)?;
-                let metadata = wire::metadata(&headers).map_err(Fault::not_applied)?;
-                Ok(Some(VersionedValue { value, version, metadata }))
-            }
-            Err(Meaning::Absent) => Ok(None),
-            Err(other) => Err(failed(other)),
-        }
+        let result = self.ask(Operation::Read, &blob, wire::read(&self.target, &blob)).await;
+        found(result, |(headers, value)| {
+            let (version, metadata) = (self.version(&headers)?, wire::metadata(&headers)?);
+            Ok(VersionedValue { value, version, metadata })
+        })
     }
 
     async fn head(&self, key: &str) -> Result<Option<Head>, StoreError> {
         let blob = self.keys.object(key);
-        match self.ask(Operation::Head, &blob, wire::head(&self.target, &blob)).await {
-            Ok((headers, _)) => {
-                let version = self.version(&headers).map_err(Fault::not_applied)?;
-                let metadata = wire::metadata(&headers).map_err(Fault::not_applied)?;
-                let size = headers.get(CONTENT_LENGTH).and_then(|text| text.to_str().ok()?.parse().ok());
-                Ok(Some(Head { version, metadata, size: size.unwrap_or(0) }))
-            }
-            Err(Meaning::Absent) => Ok(None),
-            Err(other) => Err(failed(other)),
-        }
+        let result = self.ask(Operation::Head, &blob, wire::head(&self.target, &blob)).await;
+        found(result, |(headers, _)| {
+            let (version, metadata) = (self.version(&headers)?, wire::metadata(&headers)?);
+            let size = headers.get(CONTENT_LENGTH).and_then(|text| text.to_str().ok()?.parse().ok());
+            Ok(Head { version, metadata, size: size.unwrap_or(0) })
+        })
     }
 
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
@@ -181,12 +173,7 @@ impl Register for AzureRegister {
             Precondition::Version(_) => Operation::Replace,
         };
         let request = wire::write(&self.target, &blob, expect, body).map_err(Fault::not_applied)?;
-        match self.ask(operation, &blob, request).await {
-            // The blob was written, but without a version it could never be replaced.
-            Ok((headers, _)) => self.version(&headers).map(Write::Committed).map_err(Fault::maybe_applied),
-            Err(Meaning::Conflict) => Ok(Write::Conflict),
-            Err(other) => Err(failed(other)),
-        }
+        written(self.ask(operation, &blob, request).await, |(headers, _)| self.version(&headers))
     }
 
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
@@ -255,7 +242,10 @@ impl AzureRegister {
                 self.credentials.accepted();
                 return Ok(response);
             }
-            let mut answer = wire::refusal(response).await;
+            let headers = response.headers().clone();
+            let mut answer = refusal(response, |body| wire::explanation(&headers, body))
+                .await
+                .map_err(|error| explain(failure(error)))?;
             answer.signed_before = match (status.as_u16(), answer.code.as_deref()) {
                 (401, _) | (403, Some("AuthenticationFailed") | None) => {
                     self.credentials.refused(signed.load)

@@ -9,8 +9,8 @@ pub(super) use self::keys::Keys;
 pub(super) use self::listing::{Page, listing};
 pub(super) use self::protocol::Protocol;
 use super::over_http::{Meaning, failed};
-use crate::error::{Error, StoreError};
-use crate::register::Deleted;
+use crate::error::{Error, Fault, StoreError};
+use crate::register::{Deleted, Version, Write};
 use crate::url::flaw_of_path;
 
 /// The longest prefix, in bytes. An object key has at most 1,024 bytes. Of these, `/`, a percent-encoded name of 256
@@ -28,6 +28,31 @@ pub(super) fn checked_object(path: &str) -> Result<(String, String), Error> {
     }
     let (folder, name) = key.rsplit_once('/').unwrap_or(("", key));
     Ok((folder.to_owned(), name.to_owned()))
+}
+
+/// Returns the outcome of a read from the `result` of its request. `parse` reads the response.
+pub(super) fn found<T, U>(
+    result: Result<T, Meaning>,
+    parse: impl FnOnce(T) -> Result<U, Fault>,
+) -> Result<Option<U>, StoreError> {
+    match result {
+        Ok(answer) => parse(answer).map(Some).map_err(Fault::not_applied),
+        Err(Meaning::Absent) => Ok(None),
+        Err(other) => Err(failed(other)),
+    }
+}
+
+/// Returns the outcome of a conditional write from the `result` of its request. `version` reads the new version in the
+/// response. If there is none, the object was written, but could never be replaced.
+pub(super) fn written<T>(
+    result: Result<T, Meaning>,
+    version: impl FnOnce(T) -> Result<Version, Fault>,
+) -> Result<Write, StoreError> {
+    match result {
+        Ok(answer) => version(answer).map(Write::Committed).map_err(Fault::maybe_applied),
+        Err(Meaning::Conflict) => Ok(Write::Conflict),
+        Err(other) => Err(failed(other)),
+    }
 }
 
 /// Returns the outcome of a conditional delete from the `result` of its request.

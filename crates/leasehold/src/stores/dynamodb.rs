@@ -33,11 +33,12 @@ use futures_util::stream::{BoxStream, StreamExt, TryStreamExt};
 
 use self::config::{Location, NewTable, Target};
 use self::dialect::Dialect;
-use self::errors::{Meaning, Operation, meaning};
+use self::errors::{Operation, meaning};
 use self::expression::Expression;
 use self::item::{Item, LINE_SUFFIX, VERSION};
 use super::aws::requests::Requests;
 use super::over_http::pages::{self, Page};
+use super::over_http::{Meaning, failed};
 use crate::clock::StoreTime;
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
@@ -449,14 +450,4 @@ fn endless_listing() -> StoreError {
 fn unreadable(key: &str) -> Fault {
     Fault::unavailable(format!("the lock {key:?} was granted, and the response does not contain its item"))
         .with_help("check that the endpoint is a DynamoDB endpoint")
-}
-
-fn failed(meaning: Meaning) -> StoreError {
-    match meaning {
-        Meaning::Failed(error) => error,
-        // `meaning` returns these only for operations that handle them.
-        Meaning::Conflict | Meaning::NoTable | Meaning::TableExists => {
-            Fault::new(ErrorKind::Corrupt, "an impossible response").maybe_applied()
-        }
-    }
 }

@@ -25,10 +25,10 @@ use self::config::{Location, Target};
 use self::credentials::{Credentials, Identity, Impersonated};
 use self::errors::{is_throttled, meaning};
 use self::wire::{Listing, Request, Resource, Written};
-use super::buckets::{Keys, Page, deleted, listing};
+use super::buckets::{Keys, Page, deleted, found, listing, written};
 use super::over_http::answer::Failure;
 use super::over_http::exchange::{DATE_RESOLUTION, Expected, exchange};
-use super::over_http::https::{self, failure, is_page};
+use super::over_http::https::{self, failure, is_page, refusal};
 use super::over_http::{Contents, Meaning, Operation, failed};
 use crate::clock::{StoreClock, StoreTime};
 use crate::diagnosis::Examined;
@@ -159,16 +159,10 @@ impl Register for GcsRegister {
         };
         let boundary = Id::random(&self.env.random);
         let request = wire::write(&self.target, &object, generation, body, boundary);
-        match self.ask(operation, &object, request).await {
-            Ok((_, body)) => {
-                let written =
-                    serde_json::from_slice(&body).ok().and_then(|Written { generation }| generation);
-                // The object was written, but without a generation it could never be replaced.
-                self.version(written.as_deref()).map(Write::Committed).map_err(Fault::maybe_applied)
-            }
-            Err(Meaning::Conflict) => Ok(Write::Conflict),
-            Err(other) => Err(failed(other)),
-        }
+        written(self.ask(operation, &object, request).await, |(_, body)| {
+            let answer = serde_json::from_slice(&body).ok();
+            self.version(answer.and_then(|Written { generation }| generation).as_deref())
+        })
     }
 
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
@@ -222,28 +216,20 @@ impl GcsRegister {
             request.url.push_str("&generation=");
             request.url.push_str(generation);
         }
-        match self.ask(Operation::Read, object, request).await {
-            Ok((version, value)) => {
-                let version = self.version(version.as_deref()).map_err(Fault::not_applied)?;
-                Ok(Some(VersionedValue { value, version, metadata: Metadata::default() }))
-            }
-            Err(Meaning::Absent) => Ok(None),
-            Err(other) => Err(failed(other)),
-        }
+        found(self.ask(Operation::Read, object, request).await, |(version, value)| {
+            let version = self.version(version.as_deref())?;
+            Ok(VersionedValue { value, version, metadata: Metadata::default() })
+        })
     }
 
     async fn head_of(&self, object: &str) -> Result<Option<Head>, StoreError> {
-        match self.ask(Operation::Read, object, wire::head(&self.target, object)).await {
-            Ok((_, body)) => {
-                let resource: Resource =
-                    serde_json::from_slice(&body).map_err(|_| no_resource(object).not_applied())?;
-                let version = self.version(resource.generation.as_deref()).map_err(Fault::not_applied)?;
-                let size = resource.size.as_ref().and_then(|size| size.parse().ok()).unwrap_or(0);
-                Ok(Some(Head { version, metadata: resource.into_metadata(), size }))
-            }
-            Err(Meaning::Absent) => Ok(None),
-            Err(other) => Err(failed(other)),
-        }
+        let result = self.ask(Operation::Read, object, wire::head(&self.target, object)).await;
+        found(result, |(_, body)| {
+            let resource: Resource = serde_json::from_slice(&body).map_err(|_| no_resource(object))?;
+            let version = self.version(resource.generation.as_deref())?;
+            let size = resource.size.as_ref().and_then(|size| size.parse().ok()).unwrap_or(0);
+            Ok(Head { version, metadata: resource.into_metadata(), size })
+        })
     }
 
     /// Reads the content and the metadata of one generation. The JSON API needs two requests for this, which are sent
@@ -281,11 +267,11 @@ impl GcsRegister {
     ) -> Result<(Option<String>, Bytes), Meaning> {
         let explain = |failure| meaning(operation, object, &self.target, failure);
         let signed =
-            self.credentials.headers().await.map_err(|error| {
+            self.credentials.proof().await.map_err(|error| {
                 explain(Failure::Credentials { detail: error.detail, before: error.before })
             })?;
         let uploaded = request.content.as_ref().map_or(0, |(_, body)| body.len());
-        let mut headers = signed.headers;
+        let mut headers = signed.proof;
         if self.target.user_project.is_some() {
             // With this header, GCS would use the project of the credentials or of GOOGLE_CLOUD_QUOTA_PROJECT instead.
             headers.remove("x-goog-user-project");
@@ -302,7 +288,7 @@ impl GcsRegister {
             let (response, date) =
                 self.timed(builder).await.map_err(|error| explain(self.client.failure(error)))?;
             let signed_before = match response.status() {
-                StatusCode::UNAUTHORIZED => self.credentials.refused(signed.start),
+                StatusCode::UNAUTHORIZED => self.credentials.refused(signed.load),
                 status if !status.is_server_error() => self.credentials.accepted(),
                 _ => true,
             };
@@ -311,7 +297,8 @@ impl GcsRegister {
                 self.observe_clock(date, None);
                 return Ok(response);
             }
-            let mut answer = wire::refusal(response).await.map_err(|error| explain(failure(error)))?;
+            let mut answer =
+                refusal(response, wire::explanation).await.map_err(|error| explain(failure(error)))?;
             answer.signed_before = signed_before;
             self.observe_clock(date, answer.code.as_deref());
             if is_throttled(&answer) {

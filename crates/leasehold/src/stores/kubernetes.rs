@@ -34,7 +34,7 @@ use self::lease::{LINE, Lease, NAME, Revision};
 use self::wire::{Event, Listing, Request};
 use super::over_http::answer::Failure;
 use super::over_http::exchange::{DATE_RESOLUTION, Expected, exchange};
-use super::over_http::https::{self, date_us, is_page};
+use super::over_http::https::{self, date_us, failure, is_page, refusal};
 use super::over_http::pages::{self, Page};
 use super::over_http::{Meaning, Operation, failed};
 use crate::clock::{Moment, StoreClock, StoreTime};
@@ -360,7 +360,8 @@ impl Kubernetes {
                 self.credentials.accepted();
                 return Ok(response);
             }
-            let mut answer = wire::refusal(response).await;
+            let mut answer =
+                refusal(response, wire::explanation).await.map_err(|error| explain(failure(error)))?;
             answer.signed_before = match answer.status {
                 401 => {
                     // The client certificate may be the credential.

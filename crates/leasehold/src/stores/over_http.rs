@@ -4,6 +4,7 @@
 //! do not use Amazon's SDK (`aws`).
 
 pub(super) mod answer;
+pub(super) mod causes;
 pub(super) mod credential_cache;
 #[cfg(any(feature = "azure", feature = "gcs", feature = "http", feature = "kubernetes"))]
 pub(super) mod exchange;

@@ -34,7 +34,7 @@ use super::aws::config::REQUEST_LIMIT;
 use super::aws::http;
 use super::aws::requests::Requests;
 use super::aws::watch::Watch;
-use super::buckets::{Keys, Page, deleted, listing};
+use super::buckets::{Keys, Page, deleted, found, listing, written};
 use super::over_http::{Contents, Meaning, Operation, failed, request_limit};
 use crate::clock::StoreTime;
 use crate::diagnosis::Examined;
@@ -191,11 +191,7 @@ impl Register for S3Register {
         let watch = self.requests.watch();
         let request = self.head_object(&object);
         let result = request.customize().interceptor(watch.clone()).send().await;
-        match self.settle(Operation::Head, &object, &watch, result) {
-            Ok(output) => bodies::head(&object, output).map(Some),
-            Err(Meaning::Absent) => Ok(None),
-            Err(other) => Err(failed(other)),
-        }
+        found(self.settle(Operation::Head, &object, &watch, result), |output| bodies::head(&object, output))
     }
 
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
@@ -212,15 +208,7 @@ impl Register for S3Register {
             request = request.config_override(connect::limited(limit));
         }
         let result = request.send().await;
-        match self.settle(operation, &object, &watch, result) {
-            Ok(output) => match bodies::version(output.e_tag()) {
-                Ok(version) => Ok(Write::Committed(version)),
-                // The object was written, but without a version it could never be replaced.
-                Err(fault) => Err(fault.maybe_applied()),
-            },
-            Err(Meaning::Conflict) => Ok(Write::Conflict),
-            Err(other) => Err(failed(other)),
-        }
+        written(self.settle(operation, &object, &watch, result), |output| bodies::version(output.e_tag()))
     }
 
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {

@@ -16,9 +16,9 @@ use aws_credential_types::provider::error::CredentialsError;
 use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider, future};
 use futures_util::future::BoxFuture;
 
-use super::causes::{causes, chain};
 use crate::clock;
 use crate::env::Env;
+use crate::stores::over_http::causes::{causes, chain};
 use crate::stores::over_http::credential_cache::{LOAD_LIMIT, Load, Loaded, Loads, spawned};
 
 /// How long before their expiry credentials are replaced. The metadata service has new ones by then.

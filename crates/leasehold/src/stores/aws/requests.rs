@@ -13,7 +13,6 @@ use aws_smithy_runtime_api::client::result::SdkError;
 use aws_smithy_runtime_api::http::Response;
 use aws_smithy_types::error::metadata::ProvideErrorMetadata;
 
-use super::causes::{causes, chain};
 use super::credentials::StoreCredentials;
 use super::http::{Authorities, Network};
 use super::sign_in::credentials_help;
@@ -22,6 +21,7 @@ use crate::clock::{Moment, StoreClock, StoreTime};
 use crate::env::Env;
 use crate::stores::certificates::is_untrusted;
 use crate::stores::over_http::answer::{Answer, Failure, Impostor};
+use crate::stores::over_http::causes::{causes, chain};
 
 /// The clock difference above which the clock counts as the cause of a refused signature. Signatures are valid for 5 to
 /// 15 minutes, depending on the service.

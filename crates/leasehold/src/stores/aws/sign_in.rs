@@ -1,7 +1,7 @@
 //! The help for AWS credentials that are missing or refused.
 
-use crate::error::{ErrorKind, Fault};
-use crate::stores::over_http::answer::{Answer, FailedRequest, SignIn};
+use crate::error::ErrorKind;
+use crate::stores::over_http::answer::{Answer, Row, SignIn};
 
 pub(in crate::stores) const SIGN_IN: SignIn = SignIn {
     missing: "set AWS_PROFILE (or ?profile= in the store URL), or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or sign in \
@@ -33,13 +33,9 @@ pub(in crate::stores) fn credentials_help(answer: &Answer) -> Option<&'static st
     })
 }
 
-/// Returns the fault of credentials that the store refused. It is transient if the store has accepted credentials
-/// before: they are read again for the next attempt, and may have been replaced by then.
-pub(in crate::stores) fn credentials_refused(request: &impl FailedRequest, answer: &Answer) -> Fault {
+/// Returns the row of credentials that the store refused. It is transient if the store has accepted credentials before:
+/// they are read again for the next attempt, and may have been replaced by then.
+pub(in crate::stores) fn credentials_refused(answer: &Answer) -> Row {
     let kind = if answer.signed_before { ErrorKind::Unavailable } else { ErrorKind::Denied };
-    let fault = request.fault(kind, answer);
-    match credentials_help(answer) {
-        Some(help) => fault.with_help(help),
-        None => fault,
-    }
+    Row::Refused(kind, credentials_help(answer).map(Into::into))
 }

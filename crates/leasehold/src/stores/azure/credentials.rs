@@ -1,6 +1,5 @@
 //! The credentials for Azure: a key, a shared access signature, or a token that Microsoft's library requests.
 
-use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +14,7 @@ use super::config::{Identity, Secret, Source};
 use super::sign::Key;
 use crate::clock;
 use crate::env::Env;
+use crate::stores::over_http::causes::chain;
 use crate::stores::over_http::credential_cache::{
     LOAD_LIMIT, Load, Loaded, Loads, NotLoaded, Signed, ended, spawned,
 };
@@ -80,7 +80,7 @@ impl Credentials {
             let credential = credential(identity, environment)?;
             let token = clock::timeout(&*env.clock, LOAD_LIMIT, credential.get_token(&[SCOPE], None)).await;
             let token = token.ok_or_else(|| format!("no token within {LOAD_LIMIT:?}"))?;
-            let token = token.map_err(|error| in_one_line(&error))?;
+            let token = token.map_err(|error| chain(&error))?;
             let until = u64::try_from(token.expires_on.unix_timestamp()).unwrap_or(0);
             let bearer = format!("Bearer {}", token.token.secret());
             let until_us = until.saturating_mul(1_000_000);
@@ -155,16 +155,7 @@ fn credential(
         }
         (Identity::Cli, ..) => AzureCliCredential::new(None).map(|made| made as _),
     };
-    made.map_err(|error| in_one_line(&error))
-}
-
-/// Formats an error and its causes on one line.
-fn in_one_line(error: &(dyn StdError + 'static)) -> String {
-    let causes = std::iter::successors(Some(error), |&error| error.source());
-    let texts: Vec<String> = causes
-        .map(|cause| cause.to_string().chars().filter(|c| !crate::types::is_unprintable(*c)).collect())
-        .collect();
-    texts.join(": ").chars().take(400).collect()
+    made.map_err(|error| chain(&error))
 }
 
 #[cfg(test)]

@@ -1,11 +1,7 @@
-//! Interprets the responses of Azure, and missing responses. This is a pure function, so that tests can cover every
-//! case.
-
-use std::fmt;
+//! The table of Azure's responses. This is a pure function, so that tests can cover every case.
 
 use super::config::Target;
-use crate::error::{ErrorKind, Fault, StoreError};
-use crate::stores::over_http::answer::{Answer, Asked, FailedRequest, Failure, SignIn};
+use crate::stores::over_http::answer::{Asked, Failure, Row, SignIn};
 use crate::stores::over_http::{Meaning, Operation};
 
 /// A requested operation.
@@ -42,153 +38,59 @@ impl Requested {
 
 /// Returns the meaning of `failure` for the `requested` operation on the blob `key`.
 pub(super) fn meaning(requested: Requested, key: &str, target: &Target, failure: Failure) -> Meaning {
-    let case = Case { requested, key, target };
-    let answer = match case.asked().answer(failure) {
-        Ok(answer) => answer,
-        Err(error) => return Meaning::Failed(error),
-    };
-    let code = answer.code.as_deref().unwrap_or("");
-    match (requested, answer.status, code) {
-        (Requested::Object(Operation::Read | Operation::Head), 404, "BlobNotFound")
-        | (Requested::Lease | Requested::KeepLease, 404, "BlobNotFound")
+    use Operation::{Create, Delete, Head, Read, Replace};
+    use Requested::{KeepLease, Lease, Object};
+    let Target { account, container, base } = target;
+    let what = format!("cannot {} azblob://{account}/{container}/{key}", requested.verb());
+    let (product, changes) = ("Azure Blob Storage", requested.changes());
+    let asked = Asked { what: &what, endpoint: base, product, changes, sign_in: SIGN_IN };
+    asked.meaning(failure, |answer| match (requested, answer.status, answer.code.as_deref().unwrap_or("")) {
+        (Object(Read | Head) | Lease | KeepLease, 404, "BlobNotFound")
         // If the container does not exist, the lease has ended.
-        | (Requested::KeepLease, 404, "ContainerNotFound") => Meaning::Absent,
-        (Requested::Object(Operation::Replace | Operation::Delete), 404, "BlobNotFound")
-        | (Requested::Object(Operation::Create), 409, "BlobAlreadyExists")
+        | (KeepLease, 404, "ContainerNotFound") => Row::Absent,
+        (Object(Replace | Delete), 404, "BlobNotFound")
+        | (Object(Create), 409, "BlobAlreadyExists")
+        | (Object(Create | Replace | Delete), 412, "ConditionNotMet")
         | (
-            Requested::Object(Operation::Create | Operation::Replace | Operation::Delete),
-            412,
-            "ConditionNotMet",
-        )
-        | (
-            Requested::Object(Operation::Head),
+            Object(Head),
             412,
             "LeaseIdMismatchWithBlobOperation" | "LeaseNotPresentWithBlobOperation" | "LeaseLost",
-        ) => Meaning::Conflict,
+        ) => Row::Conflict,
         // Another program has the lease, or there is no lease.
-        (Requested::Lease | Requested::KeepLease, 409 | 412, code) if code.starts_with("Lease") => {
-            Meaning::Conflict
-        }
-        _ => Meaning::Failed(case.asked().explained(&answer, case.answered(&answer))),
-    }
-}
-
-struct Case<'a> {
-    requested: Requested,
-    key: &'a str,
-    target: &'a Target,
-}
-
-impl fmt::Display for Case<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Target { account, container, .. } = self.target;
-        write!(f, "cannot {} azblob://{account}/{container}/{}", self.requested.verb(), self.key)
-    }
-}
-
-impl FailedRequest for Case<'_> {
-    fn asked(&self) -> Asked<'_> {
-        let changes = self.requested.changes();
-        Asked { what: self, endpoint: &self.target.base, changes, sign_in: SIGN_IN }
-    }
-}
-
-impl Case<'_> {
-    /// Returns the error for an unsuccessful response.
-    fn answered(&self, answer: &Answer) -> StoreError {
-        let code = answer.code.as_deref().unwrap_or("");
-        match (answer.status, code) {
-            // The request exceeds a limit of the account or the partition. Azure refuses it before it begins.
-            (503, "ServerBusy") | (429, _) => self.refused(self.busy(answer)),
-            (409, "ContainerBeingDeleted" | "ContainerDisabled" | "AccountBeingCreated") => {
-                self.refused(self.busy(answer))
-            }
-            // After a timeout Azure does not report whether the operation continued.
-            (408 | 500 | 502..=599, _) => self.unknown(self.busy(answer)),
-            (401 | 403, _) if answer.clock_is_off => self.refused(self.clock_is_off(answer)),
-            (401 | 403, "AuthenticationFailed" | "InvalidAuthenticationInfo") if answer.signed_before => {
-                self.refused(self.expired(answer))
-            }
-            (401, _) | (403, "AuthenticationFailed" | "NoAuthenticationInformation") => {
-                self.refused(self.not_signed_in(answer))
-            }
-            (403, "AccountIsDisabled" | "KeyBasedAuthenticationNotPermitted") => {
-                self.refused(self.fault(ErrorKind::Denied, answer).with_help(
-                    "the account is disabled or accepts no keys: check its settings, or sign in with Entra ID \
-                     (?credentials=entra)",
-                ))
-            }
-            (403, _) => self.refused(self.denied(answer)),
-            (404, _) if !code.is_empty() => self.refused(self.no_container(answer)),
-            (409, "BlobImmutableDueToPolicy") => self.refused(self.retained(answer)),
-            (412, "LeaseIdMissing" | "LeaseIdMismatchWithBlobOperation" | "LeaseLost") => {
-                self.refused(self.leased(answer))
-            }
-            (200..=299, _) => self.unknown(self.garbled(answer)),
-            _ => self.refused(self.unexpected(answer)),
-        }
-    }
-
-    fn clock_is_off(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Unavailable, answer).with_help(
+        (Lease | KeepLease, 409 | 412, code) if code.starts_with("Lease") => Row::Conflict,
+        // The request exceeds a limit of the account or the partition. Azure refuses it before it begins.
+        (_, 503, "ServerBusy")
+        | (_, 409, "ContainerBeingDeleted" | "ContainerDisabled" | "AccountBeingCreated") => Row::BUSY,
+        (_, 401 | 403, _) if answer.clock_is_off => Row::unavailable(
             "this machine's wall clock is off by more than Azure accepts; the next request is dated by Azure's clock",
-        )
-    }
-
-    fn expired(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Unavailable, answer).with_help(
-            "Azure accepted these credentials before: they have expired or were replaced, and are loaded again",
-        )
-    }
-
-    fn not_signed_in(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Denied, answer)
-            .with_help(format!("Azure does not accept these credentials: {}", SIGN_IN.missing))
-    }
-
-    fn denied(&self, answer: &Answer) -> Fault {
-        let Target { account, container, .. } = self.target;
-        self.fault(ErrorKind::Denied, answer).with_help(format!(
+        ),
+        (_, 401 | 403, "AuthenticationFailed" | "InvalidAuthenticationInfo") if answer.signed_before => {
+            asked.signed_out(true)
+        }
+        (_, 401, _) | (_, 403, "AuthenticationFailed" | "NoAuthenticationInformation") => asked.signed_out(false),
+        (_, 403, "AccountIsDisabled" | "KeyBasedAuthenticationNotPermitted") => Row::denied(
+            "the account is disabled or accepts no keys: check its settings, or sign in with Entra ID \
+             (?credentials=entra)",
+        ),
+        (_, 403, _) => Row::denied(format!(
             "allow it: with Entra ID, the role \"Storage Blob Data Contributor\" on the container {container:?} of \
              {account:?}; with a shared access signature, the permissions r, w, d and l (sp=rwdl); and check that \
              the account's firewall admits this machine",
-        ))
-    }
-
-    fn no_container(&self, answer: &Answer) -> Fault {
-        let Target { account, container, .. } = self.target;
-        self.fault(ErrorKind::Invalid, answer).with_help(format!(
-            "there is no container {container:?} at {}: check the store URL, or create it \
+        )),
+        (_, 404, code) if !code.is_empty() => Row::invalid(format!(
+            "there is no container {container:?} at {base}: check the store URL, or create it \
              (az storage container create --account-name {account} --name {container})",
-            self.target.base
-        ))
-    }
-
-    fn retained(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Unsupported, answer).with_help(
+        )),
+        (_, 409, "BlobImmutableDueToPolicy") => Row::unsupported(
             "the container does not allow its blobs to be overwritten (an immutability policy or a legal hold), but \
              every renewal overwrites a lock: use a container without one",
-        )
-    }
-
-    fn leased(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Unavailable, answer).with_help(
+        ),
+        (_, 412, "LeaseIdMissing" | "LeaseIdMismatchWithBlobOperation" | "LeaseLost") => Row::unavailable(
             "another program holds an Azure lease on this blob: end that program, or break the lease (az storage blob \
              lease break); to share locks with such programs, use ?protocol=lease",
-        )
-    }
-
-    fn garbled(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Unavailable, answer)
-            .with_help("the response is not one of Azure Blob Storage's: check the endpoint")
-    }
-
-    fn unexpected(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Invalid, answer).with_help(format!(
-            "if the response gives no reason: check that {} is an endpoint of Azure Blob Storage",
-            self.target.base
-        ))
-    }
+        ),
+        _ => asked.usual(answer),
+    })
 }
 
 const SIGN_IN: SignIn = SignIn {
@@ -200,7 +102,7 @@ const SIGN_IN: SignIn = SignIn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stores::over_http::answer::tests::answered;
+    use crate::stores::over_http::answer::{Answer, tests::answered};
 
     const ALL: [Operation; 6] = [
         Operation::Read,

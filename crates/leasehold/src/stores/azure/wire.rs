@@ -4,18 +4,17 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use reqwest::Method;
 use reqwest::header::{
     CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_TYPE, ETAG, HeaderMap,
     HeaderName, HeaderValue, IF_MATCH, IF_NONE_MATCH,
 };
-use reqwest::{Method, Response};
 use serde::Deserialize;
 
 use super::config::Target;
 use crate::error::{ErrorKind, Fault};
 use crate::register::{Body, Metadata, Precondition};
-use crate::stores::over_http::answer::Answer;
-use crate::stores::over_http::https::{body, impostor, retry_after};
+use crate::stores::over_http::https::Explanation;
 
 /// The version of the REST API. Azure supports all versions. Emulators have supported this one since 2023.
 pub(super) const API: &str = "2023-11-03";
@@ -25,9 +24,6 @@ const PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_')
 
 /// The characters that are percent-encoded in a query. They include the slash.
 const QUERY: &AsciiSet = &PATH.add(b'/');
-
-/// The maximum length of an error's text, in bytes.
-const MAX_ERROR_BYTES: usize = 4_096;
 
 /// The prefix of the headers with a blob's user metadata.
 const META: &str = "x-ms-meta-";
@@ -367,29 +363,19 @@ fn xml(body: &[u8]) -> Option<&str> {
     std::str::from_utf8(body).ok().map(|text| text.trim_start_matches('\u{feff}'))
 }
 
-/// Parses an unsuccessful response, including its body.
-pub(super) async fn refusal(response: Response) -> Answer {
+/// Parses the code and the message in an error's body. `headers` also have the code, which is the only one for a HEAD.
+pub(super) fn explanation(headers: &HeaderMap, body: &[u8]) -> Option<Explanation> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
     struct Refusal {
         code: Option<String>,
         message: Option<String>,
     }
-    let status = response.status().as_u16();
-    let retry_after = retry_after(response.headers());
-    let named = response.headers().get("x-ms-error-code");
-    let named = named.and_then(|code| code.to_str().ok()).map(str::to_owned);
-    let headers = response.headers().clone();
-    let text = body(response, MAX_ERROR_BYTES).await.ok().flatten().unwrap_or_default();
-    let (code, message) = match xml(&text).and_then(|text| quick_xml::de::from_str(text).ok()) {
-        Some(Refusal { code, message }) => (code, message),
-        None => {
-            (None, Some(String::from_utf8_lossy(&text).trim().to_owned()).filter(|text| !text.is_empty()))
-        }
-    };
-    let code = named.or(code);
-    let impostor = impostor(status, &headers, &text).filter(|_| code.is_none());
-    Answer { status, code, message, retry_after, impostor, ..Answer::default() }
+    let named = headers.get("x-ms-error-code").and_then(|code| code.to_str().ok()).map(str::to_owned);
+    match xml(body).and_then(|text| quick_xml::de::from_str(text).ok()) {
+        Some(Refusal { code, message }) => Some((named.or(code), message)),
+        None => named.map(|named| (Some(named), None)),
+    }
 }
 
 #[cfg(test)]

@@ -1,12 +1,9 @@
-//! Interprets the responses of DynamoDB, and missing responses. This is a pure function, so that tests can cover every
-//! case.
-
-use std::fmt;
+//! The table of DynamoDB's responses. This is a pure function, so that tests can cover every case.
 
 use super::config::Target;
-use crate::error::{ErrorKind, Fault, StoreError};
 use crate::stores::aws::sign_in::{SIGN_IN, credentials_help, credentials_refused};
-use crate::stores::over_http::answer::{Answer, Asked, FailedRequest, Failure};
+use crate::stores::over_http::Meaning;
+use crate::stores::over_http::answer::{Asked, Failure, Row};
 
 /// A requested operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,180 +26,85 @@ impl Operation {
         matches!(self, Self::Write | Self::Delete | Self::CreateTable | Self::EnableRecovery)
     }
 
-    fn verb(self) -> &'static str {
+    /// Returns what the operation does, and the permission that it needs.
+    fn words(self) -> (&'static str, &'static str) {
         match self {
-            Self::Read => "read",
-            Self::Write => "write",
-            Self::Delete => "delete",
-            Self::List => "list",
-            Self::DescribeTable => "describe",
-            Self::CreateTable => "create",
-            Self::EnableRecovery => "switch on point-in-time recovery of",
-        }
-    }
-
-    fn permission(self) -> &'static str {
-        match self {
-            Self::Read => "dynamodb:GetItem",
-            Self::Write => "dynamodb:UpdateItem",
-            Self::Delete => "dynamodb:DeleteItem",
-            Self::List => "dynamodb:Scan",
-            Self::DescribeTable => "dynamodb:DescribeTable",
-            Self::CreateTable => "dynamodb:CreateTable (with tags, dynamodb:TagResource too)",
-            Self::EnableRecovery => "dynamodb:UpdateContinuousBackups",
+            Self::Read => ("read", "dynamodb:GetItem"),
+            Self::Write => ("write", "dynamodb:UpdateItem"),
+            Self::Delete => ("delete", "dynamodb:DeleteItem"),
+            Self::List => ("list", "dynamodb:Scan"),
+            Self::DescribeTable => ("describe", "dynamodb:DescribeTable"),
+            Self::CreateTable => ("create", "dynamodb:CreateTable (with tags, dynamodb:TagResource too)"),
+            Self::EnableRecovery => {
+                ("switch on point-in-time recovery of", "dynamodb:UpdateContinuousBackups")
+            }
         }
     }
 }
 
-/// The meaning of a response.
-#[derive(Debug)]
-pub(super) enum Meaning {
-    /// The condition does not hold.
-    Conflict,
-    /// There is no such table. Only for `DescribeTable`.
-    NoTable,
-    /// The table exists, or is being created or deleted. Only for `CreateTable`.
-    TableExists,
-    Failed(StoreError),
-}
-
-/// Returns the meaning of `failure` for `operation` on the item `key` (empty for the whole table).
+/// Returns the meaning of `failure` for `operation` on the item `key` (empty for the whole table). A table that does not
+/// exist is absent for `DescribeTable`, and one that exists, or is being created or deleted, is a conflict for
+/// `CreateTable`.
 pub(super) fn meaning(operation: Operation, key: &str, target: &Target, failure: Failure) -> Meaning {
-    let case = Case { operation, key, target, endpoint: target.endpoint() };
-    let answer = match case.asked().answer(failure) {
-        Ok(answer) => answer,
-        Err(error) => return Meaning::Failed(error),
-    };
-    match (operation, answer.code.as_deref()) {
-        (Operation::Write | Operation::Delete, Some("ConditionalCheckFailedException")) => Meaning::Conflict,
-        (Operation::DescribeTable, Some("ResourceNotFoundException")) => Meaning::NoTable,
-        (Operation::CreateTable, Some("ResourceInUseException")) => Meaning::TableExists,
-        _ => Meaning::Failed(case.asked().explained(&answer, case.answered(&answer))),
-    }
-}
-
-struct Case<'a> {
-    operation: Operation,
-    key: &'a str,
-    target: &'a Target,
-    endpoint: String,
-}
-
-impl fmt::Display for Case<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot {} dynamodb://{}", self.operation.verb(), self.target.table)?;
-        if self.key.is_empty() { Ok(()) } else { write!(f, "/{}", self.key) }
-    }
-}
-
-impl FailedRequest for Case<'_> {
-    fn asked(&self) -> Asked<'_> {
-        Asked { what: self, endpoint: &self.endpoint, changes: self.operation.changes(), sign_in: SIGN_IN }
-    }
-}
-
-impl Case<'_> {
-    /// Returns the error for an unsuccessful response.
-    fn answered(&self, answer: &Answer) -> StoreError {
-        let code = answer.code.as_deref().unwrap_or("");
-        match (answer.status, code) {
-            // DynamoDB throttled the request before it did anything, or the request conflicted with another write of
-            // the same item.
-            (
-                400,
-                "ProvisionedThroughputExceededException"
-                | "ThrottlingException"
-                | "Throttling"
-                | "RequestLimitExceeded"
-                | "LimitExceededException"
-                | "TransactionConflictException"
-                | "TransactionInProgressException"
-                | "ReplicatedWriteConflictException"
-                | "ContinuousBackupsUnavailableException",
-            )
-            | (429, _) => self.refused(self.busy(answer)),
-            (501, _) | (400 | 404, "UnknownOperationException" | "SerializationException") => {
-                self.refused(self.not_implemented(answer))
-            }
-            (408 | 500..=599, _) => self.unknown(self.busy(answer)),
-            (200..=299, _) => self.unknown(self.garbled(answer)),
-            (400, "ResourceNotFoundException") => self.refused(self.no_table(answer)),
-            (400, "InvalidSignatureException" | "RequestExpired") if answer.clock_is_off => {
-                self.refused(self.skewed(answer))
-            }
-            (400..=499, _) if credentials_help(answer).is_some() => {
-                self.refused(credentials_refused(self, answer))
-            }
-            (401 | 403, _) | (400, "AccessDeniedException") => self.refused(self.denied(answer)),
-            (400, "ValidationException") => self.refused(self.invalid(answer)),
-            (400, "ItemCollectionSizeLimitExceededException") => self.refused(self.too_large(answer)),
-            _ => self.refused(self.unexpected(answer)),
+    use Operation::{CreateTable, Delete, DescribeTable, Write};
+    let ((verb, permission), table, endpoint) = (operation.words(), &target.table, target.endpoint());
+    let slash = if key.is_empty() { "" } else { "/" };
+    let what = format!("cannot {verb} dynamodb://{table}{slash}{key}");
+    let (product, changes) = ("DynamoDB", operation.changes());
+    let asked = Asked { what: &what, endpoint: &endpoint, product, changes, sign_in: SIGN_IN };
+    asked.meaning(failure, |answer| match (operation, answer.status, answer.code.as_deref().unwrap_or("")) {
+        (Write | Delete, _, "ConditionalCheckFailedException") => Row::Conflict,
+        (DescribeTable, _, "ResourceNotFoundException") => Row::Absent,
+        (CreateTable, _, "ResourceInUseException") => Row::Conflict,
+        // DynamoDB throttled the request before it did anything, or the request conflicted with another write of the
+        // same item.
+        (
+            _,
+            400,
+            "ProvisionedThroughputExceededException"
+            | "ThrottlingException"
+            | "Throttling"
+            | "RequestLimitExceeded"
+            | "LimitExceededException"
+            | "TransactionConflictException"
+            | "TransactionInProgressException"
+            | "ReplicatedWriteConflictException"
+            | "ContinuousBackupsUnavailableException",
+        ) => Row::BUSY,
+        (_, 501, _) | (_, 400 | 404, "UnknownOperationException" | "SerializationException") => {
+            Row::unsupported(format!(
+                "{endpoint} does not implement a request that leasehold needs: conditional UpdateItem, GetItem or Scan",
+            ))
         }
-    }
-
-    fn garbled(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Unavailable, answer)
-            .with_help("the response is not one of DynamoDB's: check the endpoint")
-    }
-
-    fn no_table(&self, answer: &Answer) -> Fault {
-        let Target { table, .. } = self.target;
-        self.fault(ErrorKind::Invalid, answer).with_help(format!(
-            "there is no table {table:?} at {}, or it is being created: check the name, the region and the account, \
-             or create it (leasehold init, or ?create=true in the store URL)",
-            self.endpoint
-        ))
-    }
-
-    /// Returns a transient fault: the SDK has learned the clock difference from this response and signs the next
-    /// request by the store's clock.
-    fn skewed(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Unavailable, answer).with_help(
+        (_, 400, "ResourceNotFoundException") => Row::invalid(format!(
+            "there is no table {table:?} at {endpoint}, or it is being created: check the name, the region and the \
+             account, or create it (leasehold init, or ?create=true in the store URL)",
+        )),
+        // The SDK has learned the clock difference from this response and signs the next request by the store's clock.
+        (_, 400, "InvalidSignatureException" | "RequestExpired") if answer.clock_is_off => Row::unavailable(
             "this machine's wall clock is more than 5 minutes off, and DynamoDB refuses its signatures: set the clock",
-        )
-    }
-
-    fn denied(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Denied, answer).with_help(format!(
-            "allow {} on {}; if your own key encrypts the table, also kms:Decrypt on that key",
-            self.operation.permission(),
-            self.target.arn()
-        ))
-    }
-
-    fn invalid(&self, answer: &Answer) -> Fault {
-        let Target { table, .. } = self.target;
-        self.fault(ErrorKind::Invalid, answer).with_help(format!(
-            "the partition key of {table:?} must be a string, and there must be no sort key; a key that is not \
-             named `key` needs ?partition_key=NAME if dynamodb:DescribeTable is not allowed: `leasehold doctor` \
-             checks it"
-        ))
-    }
-
-    fn too_large(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Invalid, answer)
-            .with_help("use a separate table for locks, without local secondary indexes")
-    }
-
-    fn not_implemented(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Unsupported, answer).with_help(format!(
-            "{} does not implement a request that leasehold needs: conditional UpdateItem, GetItem or Scan",
-            self.endpoint
-        ))
-    }
-
-    fn unexpected(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Invalid, answer).with_help(format!(
-            "this is not a response of DynamoDB: check that {} is a DynamoDB endpoint",
-            self.endpoint
-        ))
-    }
+        ),
+        (_, 400..=499, _) if credentials_help(answer).is_some() => credentials_refused(answer),
+        (_, 401 | 403, _) | (_, 400, "AccessDeniedException") => Row::denied(format!(
+            "allow {permission} on {}; if your own key encrypts the table, also kms:Decrypt on that key",
+            target.arn()
+        )),
+        (_, 400, "ValidationException") => Row::invalid(format!(
+            "the partition key of {table:?} must be a string, and there must be no sort key; a key that is not named \
+             `key` needs ?partition_key=NAME if dynamodb:DescribeTable is not allowed: `leasehold doctor` checks it"
+        )),
+        (_, 400, "ItemCollectionSizeLimitExceededException") => {
+            Row::invalid("use a separate table for locks, without local secondary indexes")
+        }
+        _ => asked.usual(answer),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stores::over_http::answer::tests::{answered, short as error_in_short};
+    use crate::error::Fault;
+    use crate::stores::over_http::answer::{Answer, tests::answered};
 
     fn target() -> Target {
         Target { table: "tbl".into(), region: "eu-west-1".into(), endpoint: Some("http://here:9".into()) }
@@ -210,17 +112,6 @@ mod tests {
 
     fn means(operation: Operation, failure: Failure) -> Meaning {
         meaning(operation, "p/x", &target(), failure)
-    }
-
-    /// Returns the meaning in one or two words. For a failure, these are `not` or `maybe` (applied), and the kind of
-    /// the fault.
-    fn short(meaning: &Meaning) -> String {
-        match meaning {
-            Meaning::Conflict => "conflict".into(),
-            Meaning::NoTable => "no table".into(),
-            Meaning::TableExists => "table exists".into(),
-            Meaning::Failed(error) => error_in_short(error),
-        }
     }
 
     #[test]
@@ -247,12 +138,12 @@ mod tests {
             (
                 400,
                 "ResourceNotFoundException",
-                ["not invalid", "not invalid", "not invalid", "no table", "not invalid"],
+                ["not invalid", "not invalid", "not invalid", "absent", "not invalid"],
             ),
             (
                 400,
                 "ResourceInUseException",
-                ["not invalid", "not invalid", "not invalid", "not invalid", "table exists"],
+                ["not invalid", "not invalid", "not invalid", "not invalid", "conflict"],
             ),
             (400, "ProvisionedThroughputExceededException", BUSY),
             (400, "ThrottlingException", BUSY),
@@ -298,16 +189,13 @@ mod tests {
                 [Read, Write, List, DescribeTable, CreateTable].into_iter().zip(expected)
             {
                 let meaning = means(operation, answered(*status, code));
-                assert_eq!(short(&meaning), *expected, "{status} {code} {operation:?}");
+                assert_eq!(meaning.short(), *expected, "{status} {code} {operation:?}");
             }
         }
     }
 
     fn fault(operation: Operation, failure: Failure) -> Fault {
-        match means(operation, failure) {
-            Meaning::Failed(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => fault,
-            other => panic!("{other:?}"),
-        }
+        means(operation, failure).fault()
     }
 
     #[test]
@@ -331,7 +219,7 @@ mod tests {
             (Read, answered(400, "UnrecognizedClientException"), vec!["AWS_PROFILE"]),
             (Read, answered(400, "ExpiredTokenException"), vec!["sign in again"]),
             (Read, answered(400, "InvalidSignatureException"), vec!["AWS_SECRET_ACCESS_KEY"]),
-            (Read, answered(404, ""), vec!["DynamoDB endpoint", "http://here:9"]),
+            (Read, answered(404, ""), vec!["endpoint of DynamoDB", "http://here:9"]),
         ] {
             let fault = fault(operation, failure.clone());
             assert!(fault.message.contains("dynamodb://tbl/p/x"), "{}", fault.message);
@@ -351,6 +239,6 @@ mod tests {
             ..Answer::default()
         };
         let meaning = means(Operation::Write, Failure::Answered(answer));
-        assert_eq!(short(&meaning), "not unavailable");
+        assert_eq!(meaning.short(), "not unavailable");
     }
 }

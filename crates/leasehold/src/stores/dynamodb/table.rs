@@ -11,9 +11,10 @@ use aws_sdk_dynamodb::types::{
 
 use super::DynamoDb;
 use super::config::{NewTable, is_taken};
-use super::errors::{Meaning, Operation, meaning};
+use super::errors::{Operation, meaning};
 use super::item::KEY;
 use crate::error::{ErrorKind, Fault, StoreError};
+use crate::stores::over_http::{Meaning, failed};
 
 /// How many times a new table is checked, and the pause between the checks. Amazon creates a table within about ten
 /// seconds.
@@ -50,8 +51,8 @@ impl DynamoDb {
         match self.requests.settle(&watch, result) {
             Ok(output) => Ok(output.table),
             Err(failure) => match meaning(Operation::DescribeTable, "", &self.target, failure) {
-                Meaning::NoTable => Ok(None),
-                other => Err(super::failed(other)),
+                Meaning::Absent => Ok(None),
+                other => Err(failed(other)),
             },
         }
     }
@@ -99,7 +100,7 @@ impl DynamoDb {
             Err(failure) => match meaning(Operation::EnableRecovery, "", &self.target, failure) {
                 // A new table does not support recovery immediately.
                 Meaning::Failed(error) if error.is_transient() => Ok(false),
-                other => Err(super::failed(other)),
+                other => Err(failed(other)),
             },
         }
     }
@@ -128,8 +129,8 @@ impl DynamoDb {
             Ok(_) => Ok(()),
             Err(failure) => match meaning(Operation::CreateTable, "", &self.target, failure) {
                 // Another process created the table first.
-                Meaning::TableExists => Ok(()),
-                other => Err(super::failed(other)),
+                Meaning::Conflict => Ok(()),
+                other => Err(failed(other)),
             },
         }
     }

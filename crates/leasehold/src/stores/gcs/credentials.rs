@@ -8,7 +8,7 @@
 use std::error::Error as StdError;
 use std::fmt;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use google_cloud_auth::credentials::{
@@ -20,11 +20,15 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use super::config::Source;
-use crate::clock::{self, Moment};
+use crate::clock;
 use crate::env::Env;
+use crate::stores::over_http::causes::chain_until;
+use crate::stores::over_http::credential_cache::{
+    LOAD_LIMIT, Load, Loaded, Loads, NotLoaded, Signed, ended, spawned,
+};
 
-/// The time limit of one load. It is below the time limit of a claim (15 s), so that its error is reported in time.
-const LOAD_LIMIT: Duration = Duration::from_secs(12);
+/// How long headers are used until the library is asked again. It replaces a token four minutes before its end.
+const ASK_AGAIN: Duration = Duration::from_secs(60);
 
 /// The scope of access tokens for the store. It covers all requests for objects. Within it, the roles decide what is
 /// allowed.
@@ -63,39 +67,13 @@ impl Impersonated {
     }
 }
 
-/// Why there are no credentials.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct NotLoaded {
-    /// The library's error, on one line.
-    pub(super) detail: String,
-    /// Whether credentials were loaded before.
-    pub(super) before: bool,
-}
-
-/// The credentials of one store.
+/// The credentials of one store. Their proofs are headers.
 pub(super) struct Credentials {
-    identity: Identity,
+    identity: Arc<Identity>,
+    /// The running library. `None` if the next load must start it.
+    library: Arc<Mutex<Option<Library>>>,
     env: Env,
-    state: Mutex<State>,
-}
-
-/// Headers with credentials, and the number of the library's start that they come from.
-pub(super) struct Signed {
-    pub(super) headers: HeaderMap,
-    pub(super) start: u64,
-}
-
-#[derive(Default)]
-struct State {
-    library: Option<Library>,
-    /// The number of times that the library was started.
-    starts: u64,
-    /// When requests began to wait for headers, if none have arrived since.
-    waiting_since: Option<Moment>,
-    /// Whether headers were ever returned.
-    loaded_before: bool,
-    /// Whether the store has accepted headers.
-    accepted: bool,
+    loads: Loads<HeaderMap>,
 }
 
 /// The running library.
@@ -113,80 +91,68 @@ impl Drop for Library {
 
 impl Credentials {
     pub(super) fn new(identity: Identity, env: Env) -> Self {
-        Self { identity, env, state: Mutex::default() }
+        let (identity, library) = (Arc::new(identity), Arc::default());
+        Self { identity, library, loads: Loads::new(env.clone()), env }
     }
 
     /// Returns the headers with credentials.
-    ///
-    /// Cancel safe: a load that has started continues.
-    pub(super) async fn headers(&self) -> Result<Signed, NotLoaded> {
-        if self.identity.source == Source::Anonymous {
-            return Ok(Signed { headers: HeaderMap::new(), start: 0 });
-        }
-        let (credentials, start, left) = self.started()?;
-        let answer = clock::timeout(&*self.env.clock, left, credentials.headers(Default::default())).await;
-        let trouble = match answer {
-            Some(Ok(CacheableResource::New { data, .. })) => {
-                self.change(|state| (state.waiting_since, state.loaded_before) = (None, true));
-                return Ok(Signed { headers: data, start });
-            }
-            // This never happens, because leasehold requests headers without naming earlier ones.
-            Some(Ok(CacheableResource::NotModified)) => "the library returned none".to_owned(),
-            Some(Err(error)) => in_one_line(&error),
-            None => format!("they did not load within {LOAD_LIMIT:?}"),
-        };
-        Err(self.forget(trouble))
+    pub(super) async fn proof(&self) -> Result<Signed<HeaderMap>, NotLoaded> {
+        self.loads.proof(|| self.load()).await
     }
 
-    /// Records that the store has accepted headers. Always returns `true`: the store has accepted the credentials.
+    /// See [`Loads::accepted`].
     pub(super) fn accepted(&self) -> bool {
-        self.change(|state| state.accepted = true);
-        true
+        self.loads.accepted()
     }
 
-    /// Records that the store has refused headers of `start` (401), so that the next request loads new ones. Returns
-    /// whether the store has accepted headers before. Several requests with the same headers
-    /// may be refused, some of them after new headers were loaded.
-    pub(super) fn refused(&self, start: u64) -> bool {
+    /// See [`Loads::refused`]. The next load starts the library again.
+    pub(super) fn refused(&self, load: u64) -> bool {
+        *locked(&self.library) = None;
+        self.loads.refused(load) && self.identity.source != Source::Anonymous
+    }
+
+    fn load(&self) -> Load<HeaderMap> {
         if self.identity.source == Source::Anonymous {
-            return false;
+            return ended(Ok(Loaded::forever(HeaderMap::new())));
         }
-        self.change(|state| {
-            if state.starts == start {
-                state.library = None;
-            }
-            state.accepted
+        let (identity, kept, env) = (self.identity.clone(), self.library.clone(), self.env.clone());
+        spawned(async move {
+            let running = locked(&kept).take().filter(|library| !library.alive.is_finished());
+            let library = match running {
+                Some(library) => library,
+                None => identity.start()?,
+            };
+            let headers = library.credentials.headers(Default::default());
+            let answer = clock::timeout(&*env.clock, LOAD_LIMIT, headers).await;
+            let trouble = match answer {
+                Some(Ok(CacheableResource::New { data, .. })) => {
+                    *locked(&kept) = Some(library);
+                    let renew_us = env.now().wall_us().saturating_add(clock::micros(ASK_AGAIN));
+                    return Ok(Loaded { renew_us, ..Loaded::forever(data) });
+                }
+                // This never happens, because leasehold requests headers without naming earlier ones.
+                Some(Ok(CacheableResource::NotModified)) => "the library returned none".to_owned(),
+                Some(Err(error)) => in_one_line(&error),
+                None => format!("they did not load within {LOAD_LIMIT:?}"),
+            };
+            Err(identity.named_in(trouble))
         })
     }
+}
 
-    /// Starts the library if it is not running. Returns its credentials, the number of its start, and how long a load
-    /// may still take.
-    fn started(&self) -> Result<(AccessTokenCredentials, u64, Duration), NotLoaded> {
-        let now = self.env.now();
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let running = state.library.as_ref().filter(|library| !library.alive.is_finished());
-        let credentials = match running {
-            Some(library) => library.credentials.clone(),
-            None => {
-                let credentials =
-                    self.start().map_err(|detail| NotLoaded { detail, before: state.loaded_before })?;
-                let alive = tokio::spawn(std::future::pending());
-                state.library = Some(Library { credentials: credentials.clone(), alive });
-                state.starts += 1;
-                credentials
-            }
-        };
-        let since = *state.waiting_since.get_or_insert(now);
-        Ok((credentials, state.starts, LOAD_LIMIT.saturating_sub(now.longest_since(since))))
-    }
+fn locked(library: &Mutex<Option<Library>>) -> MutexGuard<'_, Option<Library>> {
+    library.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
-    fn start(&self) -> Result<AccessTokenCredentials, String> {
-        match (&self.identity.source, &self.identity.impersonated) {
-            (Source::File(path), account) => from_file(path, account.as_ref()),
+impl Identity {
+    /// Starts the library.
+    fn start(&self) -> Result<Library, String> {
+        let credentials = match (&self.source, &self.impersonated) {
+            (Source::File(path), account) => from_file(path, account.as_ref())?,
             (_, None) => Builder::default()
                 .with_scopes([SCOPE])
                 .build_access_token_credentials()
-                .map_err(|error| in_one_line(&error)),
+                .map_err(|error| in_one_line(&error))?,
             (_, Some(Impersonated { email, .. })) => Builder::default()
                 .with_scopes([SCOPE_TO_IMPERSONATE])
                 .build()
@@ -196,31 +162,24 @@ impl Credentials {
                         .with_scopes([SCOPE])
                         .build_access_token_credentials()
                 })
-                .map_err(|error| in_one_line(&error)),
-        }
+                .map_err(|error| in_one_line(&error))?,
+        };
+        Ok(Library { credentials, alive: tokio::spawn(std::future::pending()) })
     }
 
-    fn forget(&self, detail: String) -> NotLoaded {
-        let detail = match &self.identity.source {
+    /// Returns `detail`, why there are no headers, with the names of the file and the account.
+    fn named_in(&self, detail: String) -> String {
+        let detail = match &self.source {
             Source::File(path) => format!("{}: {detail}", path.display()),
             _ => detail,
         };
-        let detail = match &self.identity.impersonated {
+        match &self.impersonated {
             Some(account) => format!(
                 "as {}, which needs the role roles/iam.serviceAccountTokenCreator on it: {detail}",
                 account.email
             ),
             None => detail,
-        };
-        self.change(|state| {
-            state.library = None;
-            state.waiting_since = None;
-            NotLoaded { detail, before: state.loaded_before }
-        })
-    }
-
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+        }
     }
 }
 
@@ -274,18 +233,7 @@ fn from_file(path: &Path, account: Option<&Impersonated>) -> Result<AccessTokenC
     built.map_err(|error| format!("{shown}: {}", in_one_line(&error)))
 }
 
-/// Formats an error and its causes on one line, without the responses of a token server that the library quotes.
+/// Returns the text of an error and its causes, without the responses of a token server that the library quotes.
 fn in_one_line(error: &(dyn StdError + 'static)) -> String {
-    let causes = std::iter::successors(Some(error), |&error| error.source());
-    let texts: Vec<String> = causes
-        .map(|cause| {
-            let text = cause.to_string();
-            // The server's response follows these words.
-            let text = ["] error: ", ", body=<"]
-                .iter()
-                .fold(&text[..], |text, words| text.split(words).next().unwrap_or_default());
-            text.chars().filter(|c| !crate::types::is_unprintable(*c)).collect()
-        })
-        .collect();
-    texts.join(": ").chars().take(400).collect()
+    chain_until(error, &["] error: ", ", body=<"])
 }

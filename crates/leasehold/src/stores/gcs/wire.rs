@@ -13,15 +13,11 @@ use super::config::Target;
 use crate::clock::Moment;
 use crate::lease::Id;
 use crate::register::{Body, Metadata};
-use crate::stores::over_http::answer::Answer;
-use crate::stores::over_http::https::{date_us, impostor, retry_after};
+use crate::stores::over_http::https::{Explanation, date_us};
 
 /// The characters that are percent-encoded in a path or a query. They include the slash, because an object's name is
 /// one segment.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
-
-/// The maximum length of an error's text, in bytes. The rest is ignored.
-const MAX_ERROR_BYTES: usize = 4_096;
 
 /// A request without credentials.
 #[derive(Clone, Debug)]
@@ -273,32 +269,8 @@ impl Dated {
     }
 }
 
-/// Parses an unsuccessful response, including its body. A body that ends too early is an error: without its text, a
-/// page of a proxy would look like a response of GCS.
-pub(super) async fn refusal(response: Response) -> Result<Answer, reqwest::Error> {
-    let status = response.status().as_u16();
-    let retry_after = retry_after(response.headers());
-    let headers = response.headers().clone();
-    let body = beginning(response).await?;
-    let (code, message) = explanation(&body);
-    let impostor = impostor(status, &headers, &body).filter(|_| code.is_none());
-    Ok(Answer { status, code, message, retry_after, impostor, ..Answer::default() })
-}
-
-/// Reads the first [`MAX_ERROR_BYTES`] of the body of a response.
-async fn beginning(mut response: Response) -> Result<BytesMut, reqwest::Error> {
-    let mut text = BytesMut::new();
-    while text.len() < MAX_ERROR_BYTES
-        && let Some(chunk) = response.chunk().await?
-    {
-        text.extend_from_slice(&chunk);
-    }
-    text.truncate(MAX_ERROR_BYTES);
-    Ok(text)
-}
-
-/// Parses the reason and the message in an error's body. The body is GCS's JSON or, for a download, plain text.
-fn explanation(text: &[u8]) -> (Option<String>, Option<String>) {
+/// Parses the reason and the message in an error's body. Returns `None` for plain text, which is the body for a download.
+pub(super) fn explanation(text: &[u8]) -> Option<Explanation> {
     #[derive(Deserialize)]
     struct Body {
         error: Details,
@@ -314,13 +286,8 @@ fn explanation(text: &[u8]) -> (Option<String>, Option<String>) {
     struct Reason {
         reason: Option<String>,
     }
-    match serde_json::from_slice(text) {
-        Ok(Body { error }) => (error.errors.into_iter().next().and_then(|first| first.reason), error.message),
-        Err(_) => {
-            let text = String::from_utf8_lossy(text).trim().to_owned();
-            (None, Some(text).filter(|text| !text.is_empty()))
-        }
-    }
+    let Body { error } = serde_json::from_slice(text).ok()?;
+    Some((error.errors.into_iter().next().and_then(|first| first.reason), error.message))
 }
 
 #[cfg(test)]
@@ -361,11 +328,10 @@ mod tests {
     #[test]
     fn errors_are_read_in_every_form() {
         let json = br#"{"error":{"code":412,"message":"m","errors":[{"domain":"global","reason":"conditionNotMet"}]}}"#;
-        assert_eq!(explanation(json), (Some("conditionNotMet".into()), Some("m".into())));
-        assert_eq!(explanation(b"{\"error\":{\"code\":412}}"), (None, None));
-        assert_eq!(explanation(b"No such object: b/x\n"), (None, Some("No such object: b/x".into())));
-        assert_eq!(explanation(b""), (None, None));
-        assert_eq!(explanation(b"{\"error\":\"invalid\"}").0, None);
-        assert!(explanation(&[0xff; 10]).1.is_some());
+        assert_eq!(explanation(json), Some((Some("conditionNotMet".into()), Some("m".into()))));
+        assert_eq!(explanation(b"{\"error\":{\"code\":412}}"), Some((None, None)));
+        for other in [&b"No such object: b/x\n"[..], b"", b"{\"error\":\"invalid\"}", &[0xff; 10]] {
+            assert_eq!(explanation(other), None);
+        }
     }
 }

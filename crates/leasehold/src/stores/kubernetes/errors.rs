@@ -1,90 +1,32 @@
-//! The meaning of a response of a Kubernetes API server, or of a missing response. [`meaning`] is a pure function, so
-//! that tests cover every row.
-
-use std::fmt;
+//! The table of a Kubernetes API server's responses. [`meaning`] is a pure function, so that tests cover every row.
 
 use super::config::Target;
-use crate::error::{ErrorKind, StoreError};
-use crate::stores::over_http::answer::{Answer, Asked, FailedRequest, Failure, SignIn};
+use crate::stores::over_http::answer::{Asked, Failure, Row, SignIn};
 use crate::stores::over_http::{Meaning, Operation};
 
 /// Returns the meaning of `failure` for `operation` on the Lease `name`.
 pub(super) fn meaning(operation: Operation, name: &str, target: &Target, failure: Failure) -> Meaning {
-    let case = Case { operation, name, target };
-    let answer = match case.asked().answer(failure) {
-        Ok(answer) => answer,
-        Err(error) => return Meaning::Failed(error),
-    };
-    let code = answer.code.as_deref().unwrap_or("");
-    match (operation, answer.status, code) {
-        (Operation::Read | Operation::Replace | Operation::Delete, 404, "NotFound leases") => Meaning::Absent,
-        (Operation::Create, 409, "AlreadyExists")
-        | (Operation::Replace | Operation::Delete, 409, "Conflict") => Meaning::Conflict,
-        _ => Meaning::Failed(case.asked().explained(&answer, case.answered(&answer))),
-    }
-}
-
-struct Case<'a> {
-    operation: Operation,
-    name: &'a str,
-    target: &'a Target,
-}
-
-impl fmt::Display for Case<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Target { namespace, .. } = self.target;
-        write!(f, "cannot {} the Lease {namespace}/{}", self.operation.verb(), self.name)
-    }
-}
-
-impl FailedRequest for Case<'_> {
-    fn asked(&self) -> Asked<'_> {
-        let changes = self.operation.changes();
-        Asked { what: self, endpoint: &self.target.server, changes, sign_in: SIGN_IN }
-    }
-}
-
-impl Case<'_> {
-    /// Returns the error for an unsuccessful response.
-    fn answered(&self, answer: &Answer) -> StoreError {
-        let code = answer.code.as_deref().unwrap_or("");
-        let fault = |kind| self.fault(kind, answer);
-        self.refused(match (answer.status, code) {
-            // The change may have reached etcd.
-            (408 | 500 | 502..=599, _) => return self.unknown(self.busy(answer)),
-            (200..=299, _) => {
-                return self.unknown(
-                    self.busy(answer)
-                        .with_help("the response is not one of a Kubernetes API server: check the endpoint"),
-                );
-            }
-            // The server's flow control refused the request before it began.
-            (429, _) => self.busy(answer),
-            (401, _) if answer.signed_before => self.busy(answer).with_help(
-                "the server accepted these credentials before: they have expired or were replaced, and are loaded again",
-            ),
-            (401, _) => fault(ErrorKind::Denied)
-                .with_help(format!("the server does not accept these credentials: {}", SIGN_IN.missing)),
-            (403, _) if answer.message.as_ref().is_some_and(|text| text.contains("being terminated")) => {
-                fault(ErrorKind::Invalid).with_help("the namespace is being deleted: use another one")
-            }
-            (403, _) => fault(ErrorKind::Denied).with_help(format!(
-                "allow it by a Role in the namespace {:?}, on leases of coordination.k8s.io: get, create and patch for locks, \
-                 list for `leasehold ls`, delete for `leasehold sweep`, watch for waiters",
-                self.target.namespace
-            )),
-            (404, "NotFound namespaces") => fault(ErrorKind::Invalid).with_help(format!(
-                "create it (kubectl create namespace {}), or check the store URL",
-                self.target.namespace
-            )),
-            (410, _) => self.busy(answer).with_help("the listing took too long: start it again"),
-            _ => fault(ErrorKind::Invalid).with_help(format!(
-                "if the response gives no reason: check that {} is a Kubernetes API server of version \
-                 1.14 or newer",
-                self.target.server
-            )),
-        })
-    }
+    use Operation::{Create, Delete, Read, Replace};
+    let Target { namespace, server } = target;
+    let what = format!("cannot {} the Lease {namespace}/{name}", operation.verb());
+    let (product, changes) = ("a Kubernetes API server", operation.changes());
+    let asked = Asked { what: &what, endpoint: server, product, changes, sign_in: SIGN_IN };
+    asked.meaning(failure, |answer| match (operation, answer.status, answer.code.as_deref().unwrap_or("")) {
+        (Read | Replace | Delete, 404, "NotFound leases") => Row::Absent,
+        (Create, 409, "AlreadyExists") | (Replace | Delete, 409, "Conflict") => Row::Conflict,
+        (_, 403, _) if answer.message.as_ref().is_some_and(|text| text.contains("being terminated")) => {
+            Row::invalid("the namespace is being deleted: use another one")
+        }
+        (_, 403, _) => Row::denied(format!(
+            "allow it by a Role in the namespace {namespace:?}, on leases of coordination.k8s.io: get, create and patch \
+             for locks, list for `leasehold ls`, delete for `leasehold sweep`, watch for waiters",
+        )),
+        (_, 404, "NotFound namespaces") => Row::invalid(format!(
+            "create it (kubectl create namespace {namespace}), or check the store URL",
+        )),
+        (_, 410, _) => Row::unavailable("the listing took too long: start it again"),
+        _ => asked.usual(answer),
+    })
 }
 
 const SIGN_IN: SignIn = SignIn {
@@ -95,7 +37,7 @@ const SIGN_IN: SignIn = SignIn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stores::over_http::answer::tests::answered;
+    use crate::stores::over_http::answer::{Answer, tests::answered};
 
     const ALL: [Operation; 5] =
         [Operation::Read, Operation::Create, Operation::Replace, Operation::Delete, Operation::List];

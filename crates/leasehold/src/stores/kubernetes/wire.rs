@@ -2,19 +2,15 @@
 
 use bytes::Bytes;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use reqwest::{Method, Response};
+use reqwest::Method;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::lease::Lease;
 use crate::error::{ErrorKind, Fault};
-use crate::stores::over_http::answer::Answer;
-use crate::stores::over_http::https::{body, impostor, retry_after};
+use crate::stores::over_http::https::Explanation;
 
 const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
-
-/// The longest body of an error response.
-const MAX_ERROR_BYTES: usize = 16_384;
 
 /// The number of names in a page of a listing.
 const PAGE: usize = 500;
@@ -190,9 +186,9 @@ impl Listing {
     }
 }
 
-/// Parses an error response, including its body. The code is the reason in the body, followed by the object's kind if
-/// the reason is `NotFound`.
-pub(super) async fn refusal(response: Response) -> Answer {
+/// Parses the code and the message in an error's body. The code is the reason, followed by the object's kind if the
+/// reason is `NotFound`.
+pub(super) fn explanation(body: &[u8]) -> Option<Explanation> {
     #[derive(Deserialize, Default)]
     #[serde(default)]
     struct Status {
@@ -205,26 +201,13 @@ pub(super) async fn refusal(response: Response) -> Answer {
     struct Details {
         kind: Option<String>,
     }
-    let status = response.status().as_u16();
-    let retry_after = retry_after(response.headers());
-    let headers = response.headers().clone();
-    let text = body(response, MAX_ERROR_BYTES).await.ok().flatten().unwrap_or_default();
-    let (code, message) = match serde_json::from_slice::<Status>(&text) {
-        Ok(Status { reason, message, details }) => {
-            let kind = details.and_then(|details| details.kind).unwrap_or_default();
-            let code = match reason.as_deref() {
-                Some("NotFound") => Some(format!("NotFound {kind}").trim_end().to_owned()),
-                _ => reason,
-            };
-            (code, message)
-        }
-        Err(_) => {
-            let text = String::from_utf8_lossy(&text).trim().to_owned();
-            (None, Some(text).filter(|text| !text.is_empty()))
-        }
+    let Status { reason, message, details } = serde_json::from_slice(body).ok()?;
+    let kind = details.and_then(|details| details.kind).unwrap_or_default();
+    let code = match reason.as_deref() {
+        Some("NotFound") => Some(format!("NotFound {kind}").trim_end().to_owned()),
+        _ => reason,
     };
-    let impostor = impostor(status, &headers, &text).filter(|_| code.is_none());
-    Answer { status, code, message, retry_after, impostor, ..Answer::default() }
+    Some((code, message))
 }
 
 #[cfg(test)]

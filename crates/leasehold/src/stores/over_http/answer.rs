@@ -1,11 +1,13 @@
 //! Interprets responses of the HTTP stores (S3, DynamoDB, GCS, Azure, Kubernetes), and missing responses. This module
-//! has the part that is the same for all of them. Each store's `errors` module interprets its own codes.
+//! has the part that is the same for all of them. Each store's `errors` module has the rows of its own codes.
 
+use std::borrow::Cow;
 use std::fmt::Display;
 use std::time::Duration;
 
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::stores::certificates;
+use crate::stores::over_http::Meaning;
 use crate::types::printable;
 
 /// An unsuccessful response. Fields that a store does not provide keep their default values.
@@ -49,6 +51,8 @@ pub(in crate::stores) struct Asked<'a> {
     /// What failed, like `cannot read s3://bucket/key`.
     pub(in crate::stores) what: &'a dyn Display,
     pub(in crate::stores) endpoint: &'a str,
+    /// The name of the store's product, like `GCS`.
+    pub(in crate::stores) product: &'static str,
     /// Whether the request can have an effect.
     pub(in crate::stores) changes: bool,
     /// The help for missing credentials.
@@ -66,7 +70,7 @@ pub(in crate::stores) struct SignIn {
 
 impl Asked<'_> {
     /// Returns the response in `failure`, or the error for a request without a response.
-    pub(in crate::stores) fn answer(&self, failure: Failure) -> Result<Answer, StoreError> {
+    fn answer(&self, failure: Failure) -> Result<Answer, StoreError> {
         let Self { what, endpoint, .. } = self;
         Err(match failure {
             Failure::Answered(answer) => return Ok(answer),
@@ -108,18 +112,61 @@ impl Asked<'_> {
         if self.changes { fault.maybe_applied() } else { fault.not_applied() }
     }
 
-    /// Returns `error`, the error for `answer`, with the help for what responded instead of the store.
-    pub(in crate::stores) fn explained(&self, answer: &Answer, error: StoreError) -> StoreError {
-        let Some(impostor) = &answer.impostor else { return error };
-        let explain = |mut fault: Fault| {
-            let (what, help) = impostor.explained("the endpoint of the store URL");
-            fault.message =
-                format!("{}: {} responded with {}: {what}", self.what, self.endpoint, answer.status);
-            fault.with_help(help)
+    /// Returns the meaning of `failure`. `row` is the row of the store's table for a response.
+    pub(in crate::stores) fn meaning(&self, failure: Failure, row: impl FnOnce(&Answer) -> Row) -> Meaning {
+        let answer = match self.answer(failure) {
+            Ok(answer) => answer,
+            Err(error) => return Meaning::Failed(error),
         };
-        match error {
-            StoreError::NotApplied(fault) => explain(fault).not_applied(),
-            StoreError::MaybeApplied(fault) => explain(fault).maybe_applied(),
+        let fault = |kind, help: Option<Cow<'static, str>>| {
+            let mut fault = self.fault(kind, &answer);
+            if let Some(help) = help {
+                fault = fault.with_help(help);
+            }
+            if let Some(impostor) = &answer.impostor {
+                let (what, help) = impostor.explained("the endpoint of the store URL");
+                let Self { what: failed, endpoint, .. } = self;
+                fault.message = format!("{failed}: {endpoint} responded with {}: {what}", answer.status);
+                fault = fault.with_help(help);
+            }
+            fault
+        };
+        match row(&answer) {
+            Row::Absent => Meaning::Absent,
+            Row::Conflict => Meaning::Conflict,
+            Row::Refused(kind, help) => Meaning::Failed(fault(kind, help).not_applied()),
+            Row::InDoubt(help) => Meaning::Failed(self.unknown(fault(ErrorKind::Unavailable, help))),
+        }
+    }
+
+    /// Returns the row of a response that means the same on all stores.
+    pub(in crate::stores) fn usual(&self, answer: &Answer) -> Row {
+        let Self { endpoint, product, .. } = self;
+        match answer.status {
+            // A limit refused the request before it began.
+            429 => Row::BUSY,
+            // The stores ask clients to retry these requests, but do not promise that they had no effect. A front end
+            // or a proxy may give up waiting for a back end that continues.
+            408 | 500 | 502..=599 => Row::InDoubt(None),
+            501 => Row::unsupported("this store does not implement a request that leasehold needs"),
+            401 => self.signed_out(answer.signed_before),
+            200..=299 => Row::InDoubt(Some(
+                format!("the response is not one of {product}'s: check the endpoint").into(),
+            )),
+            _ => Row::invalid(format!(
+                "if the response gives no reason: check that {endpoint} is an endpoint of {product}"
+            )),
+        }
+    }
+
+    /// Returns the row of refused credentials. `signed_before` is whether the store accepted them earlier.
+    pub(in crate::stores) fn signed_out(&self, signed_before: bool) -> Row {
+        let Self { product, sign_in, .. } = self;
+        match signed_before {
+            true => Row::unavailable(format!(
+                "{product} accepted these credentials before: they have expired or were replaced, and are loaded again"
+            )),
+            false => Row::denied(format!("{product} does not accept these credentials: {}", sign_in.missing)),
         }
     }
 
@@ -143,29 +190,37 @@ impl Asked<'_> {
     }
 }
 
-/// A request that failed. Each store's `errors` module implements this trait, to interpret the response.
-pub(in crate::stores) trait FailedRequest {
-    /// Describes the request.
-    fn asked(&self) -> Asked<'_>;
+/// A row of a store's table of responses: the meaning of a status and a code.
+#[derive(Debug)]
+pub(in crate::stores) enum Row {
+    /// There is no object at that key.
+    Absent,
+    /// The precondition does not hold.
+    Conflict,
+    /// The request had no effect. The help says what to do.
+    Refused(ErrorKind, Option<Cow<'static, str>>),
+    /// The store is unavailable, and the request may have had an effect.
+    InDoubt(Option<Cow<'static, str>>),
+}
 
-    /// Returns a fault of `kind` that quotes `answer`.
-    fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
-        self.asked().fault(kind, answer)
+impl Row {
+    /// The store could not serve the request at the moment.
+    pub(in crate::stores) const BUSY: Self = Self::Refused(ErrorKind::Unavailable, None);
+
+    pub(in crate::stores) fn unavailable(help: impl Into<Cow<'static, str>>) -> Self {
+        Self::Refused(ErrorKind::Unavailable, Some(help.into()))
     }
 
-    /// Returns the fault of a store that could not serve the request at the moment.
-    fn busy(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Unavailable, answer)
+    pub(in crate::stores) fn denied(help: impl Into<Cow<'static, str>>) -> Self {
+        Self::Refused(ErrorKind::Denied, Some(help.into()))
     }
 
-    /// Returns the error for a request that had no effect.
-    fn refused(&self, fault: Fault) -> StoreError {
-        fault.not_applied()
+    pub(in crate::stores) fn invalid(help: impl Into<Cow<'static, str>>) -> Self {
+        Self::Refused(ErrorKind::Invalid, Some(help.into()))
     }
 
-    /// Returns the error for a request whose outcome is unknown. A request that changes nothing counts as not applied.
-    fn unknown(&self, fault: Fault) -> StoreError {
-        self.asked().unknown(fault)
+    pub(in crate::stores) fn unsupported(help: impl Into<Cow<'static, str>>) -> Self {
+        Self::Refused(ErrorKind::Unsupported, Some(help.into()))
     }
 }
 
@@ -274,7 +329,7 @@ pub(in crate::stores) mod tests {
     const SIGN_IN: SignIn = SignIn { missing: "log in", refresh: "log in again" };
 
     fn asked(endpoint: &str, changes: bool) -> Asked<'_> {
-        Asked { what: &"cannot write x", endpoint, changes, sign_in: SIGN_IN }
+        Asked { what: &"cannot write x", endpoint, product: "X", changes, sign_in: SIGN_IN }
     }
 
     #[test]

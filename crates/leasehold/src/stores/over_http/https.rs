@@ -1,6 +1,5 @@
 //! Requests of stores on HTTPS: the client, its limits, and the parts that all responses have in common.
 
-use std::error::Error as StdError;
 use std::fmt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -10,7 +9,8 @@ use bytes::{Bytes, BytesMut};
 use reqwest::header::{CONTENT_TYPE, DATE, HeaderMap, HeaderName, LOCATION, RETRY_AFTER};
 use reqwest::{Certificate, IntoUrl, Method, RequestBuilder, Response, redirect};
 
-use super::answer::{Failure, Impostor};
+use super::answer::{Answer, Failure, Impostor};
+use super::causes::chain;
 use super::transport::{Proxy, Transport};
 use crate::error::{Error, ErrorKind};
 
@@ -174,6 +174,35 @@ pub(in crate::stores) async fn body(
     Ok(Some(body.freeze()))
 }
 
+/// The maximum length of an error's text, in bytes. The rest is ignored.
+const MAX_ERROR_BYTES: usize = 16_384;
+
+/// The code and the message in the body of an error.
+pub(in crate::stores) type Explanation = (Option<String>, Option<String>);
+
+/// Reads an unsuccessful response, including its body. `parse` reads the store's document. The message of any other body
+/// is its text. A body that ends too early is an error: without its text, a page of a proxy would look like a response
+/// of the store.
+pub(in crate::stores) async fn refusal(
+    mut response: Response,
+    parse: impl FnOnce(&[u8]) -> Option<Explanation>,
+) -> Result<Answer, reqwest::Error> {
+    let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    let mut body = BytesMut::new();
+    while body.len() < MAX_ERROR_BYTES
+        && let Some(chunk) = response.chunk().await?
+    {
+        body.extend_from_slice(&chunk);
+    }
+    body.truncate(MAX_ERROR_BYTES);
+    let (code, message) = parse(&body).unwrap_or_else(|| {
+        let text = String::from_utf8_lossy(&body).trim().to_owned();
+        (None, Some(text).filter(|text| !text.is_empty()))
+    });
+    let impostor = impostor(status, &headers, &body).filter(|_| code.is_none());
+    Ok(Answer { status, code, message, retry_after: retry_after(&headers), impostor, ..Answer::default() })
+}
+
 /// Returns whether a response is a web page, which no store sends.
 pub(in crate::stores) fn is_page(headers: &HeaderMap) -> bool {
     text(headers, CONTENT_TYPE).is_some_and(|kind| kind.to_ascii_lowercase().contains("html"))
@@ -206,13 +235,6 @@ pub(in crate::stores) fn failure(error: reqwest::Error) -> Failure {
     } else {
         Failure::NoAnswer { detail }
     }
-}
-
-/// Returns the text of an error and its causes on one line.
-fn chain(error: &(dyn StdError + 'static)) -> String {
-    let causes = std::iter::successors(Some(error), |&error| error.source());
-    let texts: Vec<String> = causes.map(|cause| cause.to_string().replace('\n', " ")).collect();
-    texts.join(": ").chars().take(400).collect()
 }
 
 #[cfg(test)]

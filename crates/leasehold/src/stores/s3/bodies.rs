@@ -1,7 +1,5 @@
 //! Converts the bodies and the metadata of objects to and from the SDK's types.
 
-use std::collections::HashMap;
-
 use aws_sdk_s3::operation::get_object::GetObjectOutput;
 use aws_sdk_s3::operation::head_object::HeadObjectOutput;
 use aws_sdk_s3::operation::put_object::builders::PutObjectFluentBuilder;
@@ -9,13 +7,27 @@ use aws_sdk_s3::primitives::ByteStream;
 use bytes::{Bytes, BytesMut};
 use md5::{Digest, Md5};
 
-use super::super::aws::causes::chain;
 use super::super::aws::config::REQUEST_LIMIT;
+use super::super::over_http::causes::chain;
 use super::super::over_http::{Contents, request_limit};
 use crate::clock;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::register::{Head, Metadata, Version, VersionedValue};
+
+/// Returns the metadata in the response to a GET or a HEAD, whose types have the same fields.
+macro_rules! metadata {
+    ($object:expr, $output:ident) => {
+        complete($object, $output.missing_meta).map(|()| Metadata {
+            content_type: $output.content_type,
+            cache_control: $output.cache_control,
+            content_encoding: $output.content_encoding,
+            content_disposition: $output.content_disposition,
+            content_language: $output.content_language,
+            user: $output.metadata.into_iter().flatten().collect(),
+        })
+    };
+}
 
 /// Reads the value in the response to a GET.
 pub(super) async fn cell(
@@ -29,76 +41,38 @@ pub(super) async fn cell(
     if announced.is_some_and(|length| length > contents.most_bytes()) {
         return Err(contents.too_large(object, announced));
     }
-    let metadata = metadata(
-        object,
-        Headers {
-            content_type: output.content_type,
-            cache_control: output.cache_control,
-            content_encoding: output.content_encoding,
-            content_disposition: output.content_disposition,
-            content_language: output.content_language,
-            user: output.metadata,
-            missing: output.missing_meta,
-        },
-    );
+    let metadata = metadata!(object, output);
     let limit = request_limit(REQUEST_LIMIT, announced.unwrap_or(0));
     match clock::timeout(&*env.clock, limit, collected(object, output.body, contents)).await {
         // The metadata of records is not used, so bad metadata is not an error.
         Some(value) if contents == Contents::Records => {
             Ok(VersionedValue { value: value?, version, metadata: metadata.unwrap_or_default() })
         }
-        Some(value) => Ok(VersionedValue { value: value?, version, metadata: metadata? }),
+        Some(value) => {
+            Ok(VersionedValue { value: value?, version, metadata: metadata.map_err(Fault::not_applied)? })
+        }
         None => Err(broken_off(object, "it stalled")),
     }
 }
 
 /// Parses the response to a HEAD.
-pub(super) fn head(object: &str, output: HeadObjectOutput) -> Result<Head, StoreError> {
-    let version = version(output.e_tag()).map_err(Fault::not_applied)?;
+pub(super) fn head(object: &str, output: HeadObjectOutput) -> Result<Head, Fault> {
+    let version = version(output.e_tag())?;
     let size = output.content_length().and_then(|length| u64::try_from(length).ok()).unwrap_or(0);
-    let metadata = metadata(
-        object,
-        Headers {
-            content_type: output.content_type,
-            cache_control: output.cache_control,
-            content_encoding: output.content_encoding,
-            content_disposition: output.content_disposition,
-            content_language: output.content_language,
-            user: output.metadata,
-            missing: output.missing_meta,
-        },
-    )?;
+    let metadata = metadata!(object, output)?;
     Ok(Head { version, metadata, size })
 }
 
-/// The headers that the responses to a GET and a HEAD share.
-struct Headers {
-    content_type: Option<String>,
-    cache_control: Option<String>,
-    content_encoding: Option<String>,
-    content_disposition: Option<String>,
-    content_language: Option<String>,
-    user: Option<HashMap<String, String>>,
-    missing: Option<i32>,
-}
-
-fn metadata(object: &str, headers: Headers) -> Result<Metadata, StoreError> {
-    if let Some(missing) = headers.missing.filter(|missing| *missing > 0) {
-        return Err(Fault::new(
-            ErrorKind::Unsupported,
-            format!("{missing} metadata entries of {object:?} cannot be read over HTTP, and would be lost in a write"),
-        )
-        .with_help("remove the entries whose names or values cannot be sent in a header")
-        .not_applied());
-    }
-    Ok(Metadata {
-        content_type: headers.content_type,
-        cache_control: headers.cache_control,
-        content_encoding: headers.content_encoding,
-        content_disposition: headers.content_disposition,
-        content_language: headers.content_language,
-        user: headers.user.into_iter().flatten().collect(),
-    })
+/// Fails if the SDK reports entries of the metadata that it could not read.
+fn complete(object: &str, missing: Option<i32>) -> Result<(), Fault> {
+    let Some(missing) = missing.filter(|missing| *missing > 0) else { return Ok(()) };
+    Err(Fault::new(
+        ErrorKind::Unsupported,
+        format!(
+            "{missing} metadata entries of {object:?} cannot be read over HTTP, and would be lost in a write"
+        ),
+    )
+    .with_help("remove the entries whose names or values cannot be sent in a header"))
 }
 
 /// Adds the metadata of the body to `request`.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::error::Fault;
 
 fn target(endpoint: &str) -> Target {
     Target { bucket: "bkt".into(), endpoint: endpoint.into(), ..Target::default() }

@@ -257,12 +257,12 @@ async fn a_load_survives_its_request_and_restarts_if_its_runtime_ends() {
     let credentials = Arc::new(Credentials::new(Identity { source, impersonated: None }, Env::system()));
     let given_up = tokio::spawn({
         let credentials = credentials.clone();
-        async move { credentials.headers().await }
+        async move { credentials.proof().await }
     });
     gone.notified().await;
     given_up.abort();
     go.notify_one();
-    let headers = credentials.headers().await.unwrap().headers;
+    let headers = credentials.proof().await.unwrap().proof;
     assert!(headers["authorization"].is_sensitive() && headers["authorization"] == "Bearer t");
     assert_eq!(loads.load(Ordering::SeqCst), 1, "one load served both");
 
@@ -274,7 +274,7 @@ async fn a_load_survives_its_request_and_restarts_if_its_runtime_ends() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             tokio::select! {
-                _ = begun.headers() => panic!("there is no answer yet"),
+                _ = begun.proof() => panic!("there is no answer yet"),
                 () = asked.notified() => {}
             }
         });
@@ -283,11 +283,11 @@ async fn a_load_survives_its_request_and_restarts_if_its_runtime_ends() {
     .unwrap();
     go.notify_one();
     go.notify_one();
-    let again = credentials.headers();
+    let again = credentials.proof();
     let (signed, ()) = futures_util::future::join(again, async {
         gone.notified().await;
         go.notify_one();
     })
     .await;
-    assert_eq!(signed.unwrap().headers["authorization"], "Bearer t");
+    assert_eq!(signed.unwrap().proof["authorization"], "Bearer t");
 }

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::error::Fault;
 use crate::stores::over_http::answer::tests::answered;
 
 fn target() -> Target {
