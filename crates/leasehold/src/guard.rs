@@ -280,7 +280,7 @@ impl Guard {
         // There is no await between here and the caller, so the ticket cannot be dropped unnoticed.
         if taken.send(()).is_err() {
             // The response was read too late: the lock has been released, or its lease is over.
-            return Err(Error::lost(self.hold.lock.loss(LossReason::Expired { last_error: None })));
+            return Err(Error::lost(self.hold.lock.loss(LossReason::EXPIRED)));
         }
         Ok(ticket)
     }

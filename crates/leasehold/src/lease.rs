@@ -9,6 +9,7 @@ mod last_error;
 mod pauses;
 mod permit_queue;
 mod place;
+mod verdict;
 mod watch;
 
 use std::any::Any;
@@ -227,7 +228,7 @@ impl Grant {
     /// reported.
     #[must_use]
     pub fn came_too_late(&self) -> Loss {
-        Loss::new(self.name.clone(), self.token, LossReason::Expired { last_error: None })
+        Loss::new(self.name.clone(), self.token, LossReason::EXPIRED)
     }
 }
 

@@ -269,10 +269,7 @@ fn bad_requests_are_refused_without_their_values() {
         (json!({ "op": "release_ticket", "ticket": "lh2_hunter2" }), "not a ticket"),
         (json!({ "op": "break", "lock": "x", "token": "7" }), "`token` is not an integer"),
         (json!({ "op": "break", "lock": "x", "token": -7 }), "`token` is not an integer"),
-        (
-            json!({ "op": "put", "object": "s3://b/k", "fence": 7, "content": "!" }),
-            "`content` is not base64",
-        ),
+        (json!({ "op": "put", "object": "s3://b/k", "fence": 7, "content": "!" }), "`content` is not base64"),
         (json!({ "op": "answer", "request": 3, "content": null }), "is not waiting"),
         (json!({ "op": "hello", "protocol": 1, "pid": 1 }), "first request"),
     ] {

@@ -10,7 +10,7 @@ use axum::Json;
 use axum::extract::State;
 use leasehold::lease::{End, PastGrant, Secret};
 use leasehold::view::ms;
-use leasehold::{ErrorKind, LockName, Loss, LossReason, Released, State as LockState, Ticket};
+use leasehold::{ErrorKind, LockName, Loss, LossReason, Released, Ticket};
 use tracing::Instrument as _;
 
 use self::acquire::claim_secret;
@@ -200,19 +200,15 @@ pub(crate) async fn check(
     app.limits.admit(arrival.caller.name(), arrival.at)?;
     app.locker.url().map_or(Ok(()), |url| ticket.check_store(url))?;
     let status = app.locker.inspect(ticket.name()).await?;
-    let reason = match status.state {
-        LockState::Held(held) if held.token == Some(ticket.token()) && !held.in_cooldown => {
+    let reason = match status.state.held_with(ticket.token()) {
+        Ok(held) => {
             return Ok(Json(Checked {
                 lock: ticket.name().to_string(),
                 token: token(&app, &ticket),
                 lapses_within_ms: held.lapses_within.map(ms),
             }));
         }
-        LockState::Held(by) if !by.in_cooldown => LossReason::TakenOver { by },
-        LockState::Lapsed(held) if held.token == Some(ticket.token()) => {
-            LossReason::Expired { last_error: None }
-        }
-        _ => LossReason::Ended,
+        Err(reason) => reason,
     };
     let is_known = app.grants.fate(&ticket).is_some() || status.history.iter().any(|past| ticket.is_of(past));
     if !is_known {
@@ -423,7 +419,7 @@ mod tests {
         let released = timeout(&*env.clock, Duration::from_secs(60), viewer.receiver.recv()).await;
         assert_eq!(released.expect("the late grant stays").unwrap().event.kind, "released");
         let status = app.locker.inspect(&LockName::new("a").unwrap()).await.unwrap();
-        assert_eq!((status.state, status.history.len()), (LockState::Free, 1));
+        assert_eq!((status.state, status.history.len()), (leasehold::State::Free, 1));
         assert!(!asking.await.unwrap());
     }
 }

@@ -25,7 +25,7 @@ use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
-    AcquireOutcome, Capabilities, Claim, End, Evicted, Eviction, Grant, Id, LeaseStore, Loss, LossReason,
+    AcquireOutcome, Capabilities, Claim, End, Evicted, Eviction, Grant, Id, LeaseStore, LossReason,
     PastGrant, Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, attempt_limit,
 };
 use crate::proof::clock::store_clock;
@@ -177,14 +177,14 @@ impl LeaseStore for RegisterLeases {
     async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
         let left = grant.deadline.remaining(self.now());
         if left.is_zero() {
-            return Ok(lost(grant, LossReason::Expired { last_error: None }));
+            return Ok(grant.lost(LossReason::EXPIRED));
         }
         // The budget ends well before the deadline, because the renewer must learn of errors early and retries at its
         // own pace.
         let mut budget = self.budget(left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
         let mut lent = match self.lent(grant, &mut budget).await? {
             Ok(lent) => lent,
-            Err((reason, grant)) => return Ok(lost(grant, reason)),
+            Err((reason, grant)) => return Ok(grant.lost(reason)),
         };
         let Some(memo) = &mut lent.memo else { return Err(not_its_own()) };
         let outcome = self.renew_with(lent.grant, memo, &mut budget).await;
@@ -345,10 +345,6 @@ impl Reading {
 
 fn not_its_own() -> StoreError {
     Fault::new(ErrorKind::Invalid, "this grant comes from another store").not_applied()
-}
-
-fn lost(grant: &Grant, reason: LossReason) -> Renewal {
-    Renewal::Lost(Loss::new(grant.name.clone(), grant.token, reason))
 }
 
 fn not_ours_to_evict(name: &LockName) -> StoreError {

@@ -17,7 +17,7 @@ pub(super) use self::report::{held, state};
 use super::record::{Content, FORMAT, Record, RecordState};
 use crate::clock::{Moment, RATE_ERROR, StoreTime, micros};
 use crate::error::{ErrorKind, Fault};
-use crate::lease::{Claim, End, Eviction, HolderInfo, Id, Loss, LossReason, PastGrant, Token};
+use crate::lease::{Claim, End, Eviction, HolderInfo, Id, Loss, LossReason, PastGrant, Released, Token};
 use crate::runtime::hand_off::MAX_TOKENS;
 
 /// How the lease of a dead holder lapses on this store.
@@ -188,7 +188,7 @@ pub(super) fn judge<'a>(
         return Claimed::Lost(Loss::new(
             claim.name.clone(),
             past.token,
-            LossReason::of(Some(past.end), taken_by),
+            LossReason::of(claim.id, Some(&record.history), taken_by),
         ));
     }
     match availability(record, unchanged_for, store, rules) {
@@ -240,18 +240,17 @@ pub(super) fn settle_renewal(
     found: Option<&Content>,
 ) -> Settled {
     let record = match found {
-        None => return Settled::Gone(LossReason::Deleted),
-        Some(Content::Foreign(what)) => return Settled::Gone(LossReason::TakenOver { by: foreign(what) }),
+        None => return Settled::Gone(LossReason::of(grant, None, None)),
+        Some(Content::Foreign(what)) => {
+            return Settled::Gone(LossReason::of(grant, Some(&[]), Some(foreign(what))));
+        }
         Some(Content::Record(record)) => record,
     };
     // Rule 7: a renewal never overwrites a record whose grant has changed.
     if record.grant != grant || record.state != RecordState::Held {
-        let past = record.history.iter().find(|past| past.grant == grant);
         let is_taken = record.state == RecordState::Held;
-        return Settled::Gone(LossReason::of(
-            past.map(|past| past.end),
-            is_taken.then(|| held(record, None, None)),
-        ));
+        let seen = is_taken.then(|| held(record, None, None));
+        return Settled::Gone(LossReason::of(grant, Some(&record.history), seen));
     }
     match attempts.iter().find(|attempt| attempt.nonce == record.nonce) {
         Some(attempt) => Settled::Applied(*attempt),
@@ -279,7 +278,7 @@ pub(super) fn settle_release(grant: Id, attempts: &[Attempt], found: Option<&Con
     }
     let applied = attempts.iter().any(|attempt| attempt.nonce == record.nonce)
         // The grant was released, and another claim was granted the lock since. The history shows it.
-        || record.history.iter().any(|past| past.grant == grant && past.end == End::Released);
+        || Released::of(grant, &record.history) == Released::Released;
     if applied { Freed::Applied } else { Freed::Gone }
 }
 

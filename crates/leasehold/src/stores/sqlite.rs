@@ -237,7 +237,7 @@ impl LeaseStore for SqliteLeases {
     async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
         let left = grant.deadline.remaining(self.env.now());
         if left.is_zero() {
-            return Ok(lost(grant, LossReason::Expired { last_error: None }));
+            return Ok(grant.lost(LossReason::EXPIRED));
         }
         let (name, id, token) = (grant.name.clone(), grant.id, grant.token);
         let (valid, heartbeats) = (grant.deadline, Arc::clone(&self.heartbeats));
@@ -247,7 +247,7 @@ impl LeaseStore for SqliteLeases {
         ) {
             // The request waited for the file for so long that the guard was lost.
             Some(_) if valid.passed(now) => {
-                let reason = LossReason::Expired { last_error: None };
+                let reason = LossReason::EXPIRED;
                 (Err(Loss::new(name.clone(), token, reason)), None)
             }
             Some(hold) if heartbeats.is_foreign(id, hold.renewed_ns) => {
@@ -271,7 +271,7 @@ impl LeaseStore for SqliteLeases {
                 // The request waited for the file for longer than the lease lasted.
                 Err(error) if grant.deadline.passed(self.env.now()) => {
                     let last_error = Some(error.to_string());
-                    return Ok(lost(grant, LossReason::Expired { last_error }));
+                    return Ok(grant.lost(LossReason::Expired { last_error }));
                 }
                 Err(error) => return Err(error),
             };
@@ -279,7 +279,7 @@ impl LeaseStore for SqliteLeases {
         let now = self.env.now();
         // A response that arrives after the end of the lease does not extend it.
         if grant.deadline.passed(now) || prolonged.passed(now) {
-            return Ok(lost(grant, LossReason::Expired { last_error: None }));
+            return Ok(grant.lost(LossReason::EXPIRED));
         }
         grant.deadline = prolonged;
         Ok(Renewal::Renewed)
@@ -434,8 +434,4 @@ impl Diagnose for SqliteLeases {
     async fn examine(&self, _: &Examination) -> Examined {
         self.examined().await
     }
-}
-
-fn lost(grant: &Grant, reason: LossReason) -> Renewal {
-    Renewal::Lost(Loss::new(grant.name.clone(), grant.token, reason))
 }

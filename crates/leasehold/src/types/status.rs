@@ -471,16 +471,6 @@ pub enum LossReason {
 }
 
 impl LossReason {
-    /// Returns why a grant was lost whose lock still has a record. `end` is how the grant ended, according to the record
-    /// (`None` if it does not know), and `taken_by` is who holds the lock now. The same for all stores that have a record.
-    pub(crate) fn of(end: Option<End>, taken_by: Option<HolderInfo>) -> Self {
-        match (end, taken_by) {
-            (Some(End::Released | End::Evicted), _) => Self::Ended,
-            (Some(End::Lapsed) | None, Some(by)) => Self::TakenOver { by },
-            (Some(End::Lapsed) | None, None) => Self::Expired { last_error: None },
-        }
-    }
-
     /// Returns the reason as one word for labels, such as `taken_over`.
     pub const fn as_str(&self) -> &'static str {
         match self {
@@ -514,23 +504,6 @@ impl fmt::Display for Loss {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_situation_has_the_same_loss_reason_on_all_stores() {
-        let other = || Some(HolderInfo::default());
-        for (end, taken_by, reason) in [
-            (Some(End::Evicted), None, "ended"),
-            (Some(End::Evicted), other(), "ended"),
-            (Some(End::Released), None, "ended"), // through its ticket
-            (Some(End::Released), other(), "ended"),
-            (Some(End::Lapsed), other(), "taken_over"),
-            (Some(End::Lapsed), None, "expired"), // the next holder has released the lock
-            (None, other(), "taken_over"),
-            (None, None, "expired"),
-        ] {
-            assert_eq!(LossReason::of(end, taken_by.clone()).as_str(), reason, "{end:?} {taken_by:?}");
-        }
-    }
 
     #[test]
     fn a_holder_is_printed_without_control_characters() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::super::record::Record;
 use super::super::record_cache::Observation;
 use super::super::rules::{self, Attempt, Freed, Settled};
-use super::{Overwrite, RegisterLeases, Sent, lost, not_its_own};
+use super::{Overwrite, RegisterLeases, Sent, not_its_own};
 use crate::error::StoreError;
 use crate::lease::{End, Grant, Id, LossReason, Released, Renewal, Token, deadline};
 use crate::register::Version;
@@ -110,7 +110,7 @@ impl RegisterLeases {
             let sent = self.now();
             // The process may have been paused between two attempts. In that case its guard has reported the loss.
             if grant.deadline.passed(sent) {
-                return Ok(lost(grant, LossReason::Expired { last_error: None }));
+                return Ok(grant.lost(LossReason::EXPIRED));
             }
             let record = rules::renewed(&memo.record, self.store_time(), self.nonce());
             let Memo { version, record: before, attempts, .. } = &mut *memo;
@@ -127,14 +127,14 @@ impl RegisterLeases {
                     let settled = rules::settle_renewal(grant.id, known, &memo.attempts, found);
                     let is_late = |observation: &Observation| is_late_grant(&observation.record, grant);
                     let applied = match settled {
-                        Settled::Gone(reason) => return Ok(lost(grant, reason)),
+                        Settled::Gone(reason) => return Ok(grant.lost(reason)),
                         // A late request was applied after the record was deleted, so the original grant is over.
                         Settled::Earlier | Settled::Foreign
                             if reading.observation.as_ref().is_some_and(is_late) =>
                         {
-                            return Ok(lost(grant, LossReason::Ended));
+                            return Ok(grant.lost(LossReason::Ended));
                         }
-                        Settled::Foreign => return Ok(lost(grant, LossReason::RenewedElsewhere)),
+                        Settled::Foreign => return Ok(grant.lost(LossReason::RenewedElsewhere)),
                         // The old deadline applies until one of our writes is known to have been applied.
                         Settled::Earlier => None,
                         // Counts from the time at which that attempt was sent.
@@ -157,7 +157,7 @@ impl RegisterLeases {
                     .sooner(self.beyond_half_margin(self.written_early(&memo.record, attempt)));
                 // A response that arrives after the end of the lease does not prolong it (fault 16).
                 if grant.deadline.passed(self.now()) || prolonged.passed(self.now()) {
-                    return Ok(lost(grant, LossReason::Expired { last_error: None }));
+                    return Ok(grant.lost(LossReason::EXPIRED));
                 }
                 grant.deadline = prolonged;
                 return Ok(Renewal::Renewed);

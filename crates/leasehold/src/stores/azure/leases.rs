@@ -223,11 +223,9 @@ impl AzureLeases {
     /// Returns why the lease of the grant with `token` was lost.
     async fn reason(&self, name: &LockName, token: Token) -> LossReason {
         let mut budget = self.budget(attempt_limit(Ttl::DEFAULT), Ttl::DEFAULT);
-        match self.state(name, &mut budget).await {
-            // A lease that another program is breaking has its id until it ends.
-            Ok(State::Held(by)) if by.token != Some(token) => LossReason::TakenOver { by },
-            Ok(State::Held(_) | State::Free | State::Lapsed(_)) | Err(_) => LossReason::Ended,
-        }
+        let state = self.state(name, &mut budget).await.unwrap_or(State::Free);
+        // A lease that another program is breaking has its id until it ends.
+        state.held_with(token).err().unwrap_or(LossReason::Ended)
     }
 }
 
@@ -331,10 +329,9 @@ impl LeaseStore for AzureLeases {
 
     async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
         let env = &self.blobs.env;
-        let lost = |grant: &Grant, reason| Renewal::Lost(Loss::new(grant.name.clone(), grant.token, reason));
         let left = grant.deadline.remaining(env.now());
         if left.is_zero() {
-            return Ok(lost(grant, LossReason::Expired { last_error: None }));
+            return Ok(grant.lost(LossReason::EXPIRED));
         }
         // The budget ends before the deadline, because the renewal task must learn of errors in time. That task repeats
         // the renewal at its own pace.
@@ -346,13 +343,13 @@ impl LeaseStore for AzureLeases {
                     let (now, prolonged) = (env.now(), deadline(grant.ttl, sent));
                     // Azure also renews a lease that has expired.
                     if grant.deadline.passed(now) || prolonged.passed(now) {
-                        return Ok(lost(grant, LossReason::Expired { last_error: None }));
+                        return Ok(grant.lost(LossReason::EXPIRED));
                     }
                     grant.deadline = prolonged;
                     return Ok(Renewal::Renewed);
                 }
-                Ok(Answer::NotOurs) => return Ok(lost(grant, self.reason(&grant.name, grant.token).await)),
-                Ok(Answer::NoBlob) => return Ok(lost(grant, LossReason::Deleted)),
+                Ok(Answer::NotOurs) => return Ok(grant.lost(self.reason(&grant.name, grant.token).await)),
+                Ok(Answer::NoBlob) => return Ok(grant.lost(LossReason::Deleted)),
                 Err(error) => budget.pause_after(error).await?,
             }
         }

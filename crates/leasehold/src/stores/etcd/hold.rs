@@ -80,7 +80,7 @@ impl EtcdLeases {
     pub(super) async fn prolong(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
         let left = grant.deadline.remaining(self.env.now());
         if left.is_zero() {
-            return Ok(lost(grant, LossReason::Expired { last_error: None }));
+            return Ok(grant.lost(LossReason::EXPIRED));
         }
         // Does not retry until the deadline, because the renewal task must get errors before that, and retries at its
         // own pace.
@@ -95,7 +95,7 @@ impl EtcdLeases {
         let key = self.keys.of_claim(&grant.name, grant.id);
         loop {
             if !memo.session.prolongs(grant.id, &key, self.env.now()) {
-                return Ok(lost(grant, LossReason::Expired { last_error: None }));
+                return Ok(grant.lost(LossReason::EXPIRED));
             }
             let most = grant.ttl.get() / 6;
             let kept = match memo.session.keep(&self.client, &self.env, memo.known, most, &budget).await {
@@ -389,15 +389,11 @@ fn gone(unsure: bool) -> Released {
 fn prolonged(grant: &mut Grant, kept: Kept, memo: Memo, now: Moment) -> Renewal {
     let prolonged = deadline(grant.ttl, kept);
     if grant.deadline.passed(now) || prolonged.passed(now) {
-        return lost(grant, LossReason::Expired { last_error: None });
+        return grant.lost(LossReason::EXPIRED);
     }
     grant.deadline = prolonged;
     grant.memo = Some(Box::new(memo));
     Renewal::Renewed
-}
-
-fn lost(grant: &Grant, reason: LossReason) -> Renewal {
-    Renewal::Lost(Loss::new(grant.name.clone(), grant.token, reason))
 }
 
 /// Returns the deadline of a grant. It counts from before the keep-alive was sent. If etcd granted less time than

@@ -126,11 +126,7 @@ pub(super) fn loss(keys: &Keys, name: &LockName, token: Token, answer: TxnRespon
     let mut answers = answer.responses.into_iter();
     let mark = next_key(&mut answers);
     let first = next_key(&mut answers).filter(|first| keys.is_in_line(name, &first.key));
-    let reason = match first.map(|first| value::held(&first)) {
-        _ if mark.is_some() => LossReason::Ended,
-        Some(held) if !held.in_cooldown => LossReason::TakenOver { by: held },
-        Some(_) | None => LossReason::Deleted,
-    };
+    let reason = LossReason::without_history(mark.is_some(), first.map(|first| value::held(&first)));
     Loss::new(name.clone(), token, reason)
 }
 

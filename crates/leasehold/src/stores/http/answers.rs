@@ -88,7 +88,7 @@ impl Problem {
     pub(super) fn loss(self, name: &LockName, token: Option<Token>) -> Loss {
         let token = token.or(self.token).unwrap_or_default();
         let reason = match self.reason.as_deref() {
-            Some("expired") => LossReason::Expired { last_error: None },
+            Some("expired") => LossReason::EXPIRED,
             Some("taken_over") => {
                 LossReason::TakenOver { by: self.held_by.map(HolderView::info).unwrap_or_default() }
             }

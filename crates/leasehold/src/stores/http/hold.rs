@@ -6,7 +6,7 @@ use reqwest::header::IF_MATCH;
 use serde_json::json;
 
 use super::HttpLeases;
-use super::answers::{Ended, Gone, Held, Problem, Renewed};
+use super::answers::{Ended, Gone, Held, Renewed};
 use super::client::{Answer, Request, duration};
 use crate::clock::{Deadline, Moment};
 use crate::error::{Error, Fault, StoreError};
@@ -149,13 +149,10 @@ impl HttpLeases {
     }
 
     pub(super) async fn renewed(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
-        let expired = |grant: &Grant, last_error| {
-            Renewal::Lost(Loss::new(grant.name.clone(), grant.token, LossReason::Expired { last_error }))
-        };
         let env = &self.client.env;
         let left = grant.deadline.remaining(env.now());
         if left.is_zero() {
-            return Ok(expired(grant, None));
+            return Ok(grant.lost(LossReason::EXPIRED));
         }
         let mut budget = RetryBudget::new(env, left, attempt_limit(grant.ttl));
         loop {
@@ -164,7 +161,7 @@ impl HttpLeases {
                     let now = env.now();
                     // A response that arrives after the end of the lease does not prolong it.
                     if grant.deadline.passed(now) || prolonged.passed(now) {
-                        return Ok(expired(grant, None));
+                        return Ok(grant.lost(LossReason::EXPIRED));
                     }
                     grant.deadline = prolonged;
                     return Ok(Renewal::Renewed);
@@ -173,7 +170,9 @@ impl HttpLeases {
                 Err(error) => {
                     if let Err(error) = budget.pause_after(error).await {
                         if grant.deadline.passed(env.now()) {
-                            return Ok(expired(grant, Some(error.to_string())));
+                            return Ok(
+                                grant.lost(LossReason::Expired { last_error: Some(error.to_string()) })
+                            );
                         }
                         return Err(error);
                     }
@@ -189,7 +188,7 @@ impl HttpLeases {
         let sent = self.client.env.now();
         let renewed: Renewed = match self.client.send(&request).await? {
             Answer::Done(_, body) => self.client.read(&request, &body)?,
-            Answer::Lost(problem) => return Ok(Err(lost(grant, problem))),
+            Answer::Lost(problem) => return Ok(Err(problem.loss(&grant.name, Some(grant.token)))),
             _ => return Err(self.client.unexpected(&request)),
         };
         let has_token = !self.capabilities.tokens || renewed.token == Some(grant.token);
@@ -306,8 +305,4 @@ fn ticket(grant: &Grant) -> Result<String, StoreError> {
 /// Returns the secret of the claim `id`. The server has to know it, because it makes the ticket.
 fn secret(name: &LockName, id: Id) -> Result<Secret, StoreError> {
     secret_of(name, id).map_err(Fault::not_applied)
-}
-
-fn lost(grant: &Grant, problem: Problem) -> Loss {
-    problem.loss(&grant.name, Some(grant.token))
 }

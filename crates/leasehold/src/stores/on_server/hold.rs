@@ -7,7 +7,7 @@ use super::{Changed, STORE_TIMEOUT, ServerLeases, budget, rules};
 use crate::clock::{Deadline, Moment};
 use crate::error::StoreError;
 use crate::lease::{
-    Evicted, Eviction, Grant, Loss, LossReason, ReleaseRequest, Released, Renewal, Token, Ttl, attempt_limit,
+    Evicted, Eviction, Grant, LossReason, ReleaseRequest, Released, Renewal, Token, Ttl, attempt_limit,
     deadline,
 };
 use crate::retry::{RetryBudget, repeated};
@@ -17,7 +17,7 @@ pub(super) async fn prolong<L: ServerLeases>(leases: &L, grant: &mut Grant) -> R
     let env = leases.env();
     let left = grant.deadline.remaining(env.now());
     if left.is_zero() {
-        return Ok(lost(grant, LossReason::Expired { last_error: None }));
+        return Ok(grant.lost(LossReason::EXPIRED));
     }
     // Stops before the deadline, because the renewal task must get errors earlier and retries at its own pace.
     let mut budget = budget(leases, left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
@@ -27,7 +27,7 @@ pub(super) async fn prolong<L: ServerLeases>(leases: &L, grant: &mut Grant) -> R
                 let now = env.now();
                 // A response that arrives after the end of the lease does not prolong it.
                 if grant.deadline.passed(now) || prolonged.passed(now) {
-                    return Ok(lost(grant, LossReason::Expired { last_error: None }));
+                    return Ok(grant.lost(LossReason::EXPIRED));
                 }
                 grant.deadline = prolonged;
                 return Ok(Renewal::Renewed);
@@ -137,8 +137,4 @@ async fn settle<L: ServerLeases>(
     repeated(budget, || leases.settle(name)).await.map_err(|error| match error {
         StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault) => fault.maybe_applied(),
     })
-}
-
-fn lost(grant: &Grant, reason: LossReason) -> Renewal {
-    Renewal::Lost(Loss::new(grant.name.clone(), grant.token, reason))
 }

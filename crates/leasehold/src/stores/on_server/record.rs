@@ -67,10 +67,6 @@ impl Record {
             State::Foreign { .. } => None,
         }
     }
-
-    pub(in super::super) fn is_in_cooldown(&self) -> bool {
-        matches!(self.state, State::Cooldown { .. })
-    }
 }
 
 #[cfg(test)]

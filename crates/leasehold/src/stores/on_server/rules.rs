@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use super::record::{Record, State};
 use crate::clock::StoreTime;
-use crate::lease::{
-    self, Claim, End, Holder, HolderInfo, Id, Loss, LossReason, Released, Status, Token, grace,
-};
+use crate::lease::{self, Claim, Holder, HolderInfo, Id, Loss, LossReason, Released, Status, Token, grace};
 use crate::runtime::hand_off::MAX_TOKENS;
 use crate::runtime::pacing;
 use crate::types::LockName;
@@ -101,24 +99,14 @@ pub(in super::super) fn withheld(seen: &HolderInfo) -> Option<Duration> {
 
 /// Returns how `grant`, which is no longer current, was lost.
 pub(in super::super) fn loss(name: &LockName, grant: Id, token: Token, record: Option<&Record>) -> Loss {
-    let reason = match record {
-        None => LossReason::Deleted,
-        Some(record) => {
-            let past = record.past.iter().find(|past| past.grant == grant);
-            let is_taken = record.is_live && record.grant() != Some(grant) && !record.is_in_cooldown();
-            LossReason::of(past.map(|past| past.end), is_taken.then(|| held(record)))
-        }
-    };
+    let other = record.filter(|record| record.is_live && record.grant() != Some(grant));
+    let reason = LossReason::of(grant, record.map(|record| &*record.past), other.map(held));
     Loss::new(name.clone(), token, reason)
 }
 
 /// Returns whether `grant` ended because its holder released it.
 pub(in super::super) fn was_released(record: Option<&Record>, grant: Id) -> Released {
-    let past = record.and_then(|record| record.past.iter().find(|past| past.grant == grant));
-    match past.map(|past| past.end) {
-        Some(End::Released) => Released::Released,
-        Some(End::Lapsed | End::Evicted) | None => Released::AlreadyLost,
-    }
+    Released::of(grant, record.map(|record| &*record.past).unwrap_or_default())
 }
 
 /// Describes the holder.
@@ -190,6 +178,7 @@ mod tests {
     use super::super::record::tests::{GRANT, held as held_record};
     use super::*;
     use crate::env::Env;
+    use crate::lease::End;
     use crate::lease::{PastGrant, Ttl};
 
     fn past(end: End) -> Vec<PastGrant> {
@@ -221,12 +210,12 @@ mod tests {
             assert_eq!(reason(Record { past: past(end), ..held_record() }, theirs()), LossReason::Ended);
         }
         let over = Record { is_live: false, ..lapsed() };
-        assert_eq!(reason(over, theirs()), LossReason::Expired { last_error: None });
+        assert_eq!(reason(over, theirs()), LossReason::EXPIRED);
         // Another client took over. It does not keep the history.
         let foreign = Record { state: State::Foreign { holder: Holder::default() }, ..held_record() };
         assert!(matches!(reason(foreign, theirs()), LossReason::TakenOver { .. }));
         let own = Record { is_live: false, ..held_record() };
-        assert_eq!(reason(own, GRANT.parse().unwrap()), LossReason::Expired { last_error: None });
+        assert_eq!(reason(own, GRANT.parse().unwrap()), LossReason::EXPIRED);
     }
 
     fn claim() -> Claim {

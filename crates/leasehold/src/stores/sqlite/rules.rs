@@ -278,14 +278,8 @@ pub(super) fn loss(
     machine: &Machine,
     now: Moment,
 ) -> Loss {
-    let reason = match record {
-        None => LossReason::Deleted,
-        Some(record) => {
-            let past = record.history.iter().find(|past| past.grant == grant);
-            let is_taken = matches!(record.state, State::Held(_));
-            LossReason::of(past.map(|past| past.end), is_taken.then(|| held(record, machine, now)))
-        }
-    };
+    let history = record.map(|record| &*record.history);
+    let reason = LossReason::of(grant, history, record.map(|record| held(record, machine, now)));
     Loss::new(name.clone(), token, reason)
 }
 
@@ -313,11 +307,7 @@ pub(super) fn release(
 
 /// Returns `Released::Released` if the history shows that the holder released `grant`.
 pub(super) fn was_released(record: Option<&Record>, grant: Id) -> Released {
-    let past = record.and_then(|record| record.history.iter().find(|past| past.grant == grant));
-    match past.map(|past| past.end) {
-        Some(End::Released) => Released::Released,
-        _ => Released::AlreadyLost,
-    }
+    Released::of(grant, record.map(|record| &*record.history).unwrap_or_default())
 }
 
 /// Ends the grant or the cooldown with `token` at an operator's request.
