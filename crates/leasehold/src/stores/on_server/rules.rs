@@ -210,12 +210,12 @@ mod tests {
             assert_eq!(reason(Record { past: past(end), ..held_record() }, theirs()), LossReason::Ended);
         }
         let over = Record { is_live: false, ..lapsed() };
-        assert_eq!(reason(over, theirs()), LossReason::Expired { last_error: None });
+        assert_eq!(reason(over, theirs()), LossReason::EXPIRED);
         // Another client took over. It does not keep the history.
         let foreign = Record { state: State::Foreign { holder: Holder::default() }, ..held_record() };
         assert!(matches!(reason(foreign, theirs()), LossReason::TakenOver { .. }));
         let own = Record { is_live: false, ..held_record() };
-        assert_eq!(reason(own, GRANT.parse().unwrap()), LossReason::Expired { last_error: None });
+        assert_eq!(reason(own, GRANT.parse().unwrap()), LossReason::EXPIRED);
     }
 
     fn claim() -> Claim {
