@@ -248,7 +248,7 @@ mod promotion {
         let mut grant = granted(&*holder).await;
         let first = waiter(&url, Env::system(), &*holder, 0).await;
         listened(primary.url(), "1").await;
-        answers(replica.url(), &["HGET", "lock//leasehold", "waiters"], |waiters| !waiters.is_empty()).await;
+        answers(replica.url(), &["HGET", "lock//leasehold", "line"], |line| !line.is_empty()).await;
         primary.kill(Duration::ZERO).await.unwrap();
         replicate(primary.url(), Some("127.0.0.1:1")).await;
         // The waiter may have reconnected before that. Sentinels close the connections of a server that they demote.

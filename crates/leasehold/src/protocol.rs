@@ -14,3 +14,5 @@ pub(crate) mod records;
 mod rules;
 
 pub use self::driver::RegisterLeases;
+#[cfg(feature = "redis")]
+pub(crate) use self::rules::unseen_grant;

@@ -25,7 +25,7 @@ use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
-    AcquireOutcome, Capabilities, Claim, End, Evicted, Eviction, Grant, Id, LeaseStore, LossReason,
+    AcquireOutcome, Capabilities, Claim, End, Evicted, Eviction, Grant, HolderInfo, Id, LeaseStore, LossReason,
     PastGrant, Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, attempt_limit,
 };
 use crate::proof::clock::store_clock;
@@ -73,8 +73,8 @@ struct Reading {
 enum Overwrite<'a> {
     /// This record, which has this version. `None` creates the record.
     Record(Option<(&'a Version, &'a Record)>),
-    /// Any free record: see [`Records::claim`].
-    AnyFree,
+    /// Any free record: see [`Records::claim`]. The grant gets this many tokens.
+    AnyFree(u64),
 }
 
 /// The result of a conditional write.
@@ -84,6 +84,8 @@ enum Sent {
     Unclear(Option<Box<Reading>>),
     /// The write certainly had no effect. The pause before the next attempt is over.
     Again,
+    /// The store grants nothing at the moment. The write had no effect.
+    Withheld(Box<HolderInfo>),
 }
 
 impl RegisterLeases {

@@ -30,7 +30,7 @@ pub(super) struct Observation {
 }
 
 impl Observation {
-    /// Returns how long (state, grant, token, heartbeat) has been seen unchanged, on this contender's clock.
+    /// Returns how long the signs of life have been seen unchanged, on this contender's clock.
     ///
     /// The time counts from after the first response (rule 1). It is the sum of the intervals between the reads. Each
     /// interval is the shorter of the readings of the two clocks. If the wall clock is set back by an hour, the sum
@@ -41,9 +41,10 @@ impl Observation {
 
     /// Returns the fields that show whether a lease is alive. The version is not one of them: an edit by a third party
     /// must not prolong the lease (rule 8). The token distinguishes two grants of one claim when another grant came
-    /// between them.
-    fn sign_of_life(&self) -> (RecordState, Id, Token, u64) {
-        (self.record.state, self.record.grant, self.record.token, self.record.heartbeat)
+    /// between them. The nonce distinguishes a renewal from one with the same heartbeat that the store lost.
+    fn sign_of_life(&self) -> (RecordState, Id, Token, u64, Id) {
+        let Record { state, grant, token, heartbeat, nonce, .. } = self.record;
+        (state, grant, token, heartbeat, nonce)
     }
 }
 

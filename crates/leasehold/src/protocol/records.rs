@@ -18,7 +18,7 @@ use crate::clock::StoreTime;
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{Capabilities, Id};
+use crate::lease::{Capabilities, HolderInfo, Id, Token};
 use crate::register::{Precondition, Version};
 use crate::types::LockName;
 
@@ -39,18 +39,24 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
     ) -> Result<Written, StoreError>;
 
     /// Grants `record` over a free record that was not read. This is one request instead of a read and a write. The
-    /// store itself computes the token from that of the free record.
+    /// store itself computes the token from that of the free record. If it can, it adds up to `tokens` to it, and reports
+    /// the token before.
     ///
-    /// The result is a conflict if there is no record, or if the record is held, in a cooldown, unconfirmed or foreign.
-    /// It is also a conflict if this very claim got the latest grant, because the request is then a late copy. Only
-    /// called if [`claims`](Self::claims) returns true.
-    async fn claim(&self, name: &LockName, record: &Record) -> Result<Written, StoreError> {
-        let _ = (name, record);
+    /// The result is a conflict if the record is held, in a cooldown, unconfirmed or foreign, and, unless the store
+    /// [always claims](Claims::Always), if there is no record. It is also a conflict if this very claim got the latest
+    /// grant, because the request is then a late copy. Never called if the store does not [`claim`](Self::claims).
+    async fn claim(&self, name: &LockName, record: &Record, tokens: u64) -> Result<Written, StoreError> {
+        let _ = (name, record, tokens);
         Ok(Written::Conflict(Refusal::Unexplained))
     }
 
-    /// Returns whether the store can grant over a record that was not read.
-    fn claims(&self) -> bool {
+    /// Returns when the store can grant over a record that was not read.
+    fn claims(&self) -> Claims {
+        Claims::Never
+    }
+
+    /// Returns whether the store can lose its latest writes, for example in a failover.
+    fn loses_writes(&self) -> bool {
         false
     }
 
@@ -78,10 +84,15 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Waits until the store reports that the lock is free, or that it has to be read. Never ends if the store cannot
-    /// report it. Waiters poll anyway. Cancel safe.
-    async fn freed(&self, name: &LockName) {
-        let _ = name;
+    /// report it. Waiters poll anyway. `claim` is the waiter, if it may be in the line. Cancel safe.
+    async fn freed(&self, name: &LockName, claim: Option<Id>) {
+        let _ = (name, claim);
         std::future::pending().await
+    }
+
+    /// Returns whether the store calls the first claim in the line, and no other, when the lock becomes free.
+    fn calls_the_first(&self) -> bool {
+        false
     }
 
     /// Returns whether the store keeps a line of waiters beside each record.
@@ -187,8 +198,24 @@ pub(crate) struct Found {
 pub(crate) enum Written {
     /// Written. `record` is what is stored now. Its token may differ from the one that was sent.
     Committed { record: Box<Record>, version: Version },
+    /// The same for a [claim](Records::claim), with the token before this grant.
+    Granted { record: Box<Record>, version: Version, after: Option<Token> },
     /// The stored record was not as expected. This request changed nothing.
     Conflict(Refusal),
+    /// The store may have lost a grant, so it grants nothing for this time. This request changed nothing.
+    Withheld(Box<HolderInfo>),
+}
+
+/// When a store can grant over a record that was not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "only some stores do, and each store is a feature")]
+pub(crate) enum Claims {
+    Never,
+    /// If there is a free record, and the claim is not repeatable.
+    Free,
+    /// Also if there is no record. A claim that was granted before, as far as the history shows, is refused. A refusal
+    /// contains the record and costs as much as a read.
+    Always,
 }
 
 /// What a refused write reports about the stored record.

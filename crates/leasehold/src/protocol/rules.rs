@@ -161,7 +161,7 @@ pub(super) fn judge<'a>(
     let record = match found {
         None => return Claimed::Grantable { over: None, floor_from_clock: true },
         // Never taken over: the rules of its holder are unknown.
-        Some(Content::Foreign(what)) => return Claimed::Taken(foreign(what)),
+        Some(Content::Foreign(what, left)) => return Claimed::Taken(foreign(what, *left)),
         Some(Content::Record(record)) => &**record,
     };
     if record.grant == claim.id && record.state == RecordState::Held {
@@ -232,17 +232,19 @@ pub(super) enum Settled {
 }
 
 /// Judges what the holder of `grant` read after `attempts` to renew it. `known` is the nonce of the record before the
-/// attempts, or `None` if others may renew the same grant with its ticket.
+/// attempts, or `None` if others may renew the same grant with its ticket. On a store that can lose writes,
+/// `lost_below` is the heartbeat of that record: a lower heartbeat shows an earlier record of this grant. Otherwise 0.
 pub(super) fn settle_renewal(
     grant: Id,
     known: Option<Id>,
+    lost_below: u64,
     attempts: &[Attempt],
     found: Option<&Content>,
 ) -> Settled {
     let record = match found {
         None => return Settled::Gone(LossReason::of(grant, None, None)),
-        Some(Content::Foreign(what)) => {
-            return Settled::Gone(LossReason::of(grant, Some(&[]), Some(foreign(what))));
+        Some(Content::Foreign(what, left)) => {
+            return Settled::Gone(LossReason::of(grant, Some(&[]), Some(foreign(what, *left))));
         }
         Some(Content::Record(record)) => record,
     };
@@ -255,6 +257,7 @@ pub(super) fn settle_renewal(
     match attempts.iter().find(|attempt| attempt.nonce == record.nonce) {
         Some(attempt) => Settled::Applied(*attempt),
         None if known.is_none_or(|known| known == record.nonce) => Settled::Earlier,
+        None if record.heartbeat < lost_below => Settled::Earlier,
         None => Settled::Foreign,
     }
 }
@@ -349,7 +352,7 @@ pub(super) fn highest_before(previous: Option<&Record>) -> Option<Token> {
 }
 
 /// Returns the record that grants `claim` over a free record that was not read. The store computes the token.
-pub(super) fn unseen_grant(claim: &Claim, store: Option<StoreTime>, nonce: Id) -> Record {
+pub(crate) fn unseen_grant(claim: &Claim, store: Option<StoreTime>, nonce: Id) -> Record {
     let upper = store.map(|store| store.hi_us);
     // This value is lower than any token. After a lost response, the lock may since have been granted to a later claim
     // (rule 10).

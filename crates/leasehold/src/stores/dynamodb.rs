@@ -48,7 +48,7 @@ use crate::proof::trust::Trust;
 use crate::proof::{self, Subject};
 use crate::protocol::RegisterLeases;
 use crate::protocol::record::{Content, Record};
-use crate::protocol::records::{Found, Records, Refusal, Written};
+use crate::protocol::records::{Claims, Found, Records, Refusal, Written};
 use crate::register::{Precondition, Version};
 use crate::types::LockName;
 use crate::url::StoreUrl;
@@ -168,7 +168,7 @@ impl Records for DynamoDb {
         }
     }
 
-    async fn claim(&self, name: &LockName, record: &Record) -> Result<Written, StoreError> {
+    async fn claim(&self, name: &LockName, record: &Record, _tokens: u64) -> Result<Written, StoreError> {
         let key = self.key(name.as_str());
         let expression = expression::claim(record, self.dialect);
         let item = match self.update(&key, expression, ReturnValue::AllNew).await? {
@@ -181,12 +181,12 @@ impl Records for DynamoDb {
         let Found { content, version } = self.found(&key, &item).map_err(Fault::maybe_applied)?;
         match content {
             Content::Record(record) => Ok(Written::Committed { record, version }),
-            Content::Foreign(_) => Err(unreadable(&key).maybe_applied()),
+            Content::Foreign(_, _) => Err(unreadable(&key).maybe_applied()),
         }
     }
 
-    fn claims(&self) -> bool {
-        true
+    fn claims(&self) -> Claims {
+        Claims::Free
     }
 
     /// AWS's client deletes the item of a lock that it releases, unless it is configured otherwise.

@@ -41,7 +41,7 @@ use crate::clock::{Moment, StoreClock, StoreTime};
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
-use crate::lease::{Capabilities, LeaseStore, PollInterval, StoreOptions};
+use crate::lease::{Capabilities, Id, LeaseStore, PollInterval, StoreOptions};
 use crate::protocol::RegisterLeases;
 use crate::protocol::record::Record;
 use crate::protocol::records::{Found, Records, Refusal, Written};
@@ -182,7 +182,7 @@ impl Records for Kubernetes {
         self.written(&names::lease(name), Some(revision), annotations, None, &record).await
     }
 
-    async fn freed(&self, name: &LockName) {
+    async fn freed(&self, name: &LockName, _claim: Option<Id>) {
         if self.watched(&names::lease(name)).await.is_none() {
             std::future::pending().await
         }

@@ -1,4 +1,4 @@
-//! Redis and Valkey: the server runs one script for each step of a lock, and decides by its own clock. Other clients
+//! Redis and Valkey: a script writes a record if it has the expected version. Other clients
 //! that lock with `SET key value NX PX` use the same keys.
 //!
 //! `docs/stores/redis.md` describes the layout, the permissions and the limits, and explains what Redis can guarantee.
@@ -8,10 +8,10 @@ mod config;
 mod connect;
 mod errors;
 mod examine;
-mod leases;
 mod link;
 mod links;
 mod listener;
+mod records;
 mod scripts;
 mod server;
 
@@ -20,10 +20,10 @@ use std::time::Duration;
 
 use self::config::Location;
 use self::connect::Connector;
-use self::leases::RedisLeases;
+use self::records::RedisRecords;
 use crate::error::Error;
 use crate::lease::{LeaseStore, PollInterval, StoreOptions};
-use crate::stores::on_server::ServerStore;
+use crate::protocol::RegisterLeases;
 use crate::url::StoreUrl;
 
 /// A poll is one script that reads two keys.
@@ -51,6 +51,7 @@ const POLL_INTERVAL: PollInterval =
 /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL and for files that cannot be read.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options)?;
-    let connect = move || Ok(RedisLeases::new(Connector::to(location)?, options.env, options.margin));
-    ServerStore::open("Redis", connect).await
+    let connect = move || Connector::to(location);
+    let records = RedisRecords::open(options.env.clone(), options.margin, connect).await?;
+    Ok(Arc::new(RegisterLeases::on(Arc::new(records), options)))
 }

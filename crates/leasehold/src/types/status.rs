@@ -148,6 +148,9 @@ pub struct HolderInfo {
     pub last_holder: Option<Holder>,
     /// A description of the object that was found instead of a record of leasehold.
     pub foreign: Option<String>,
+    /// Whether the store grants no lock before [`lapses_within`](Self::lapses_within) has passed, because it may have
+    /// lost a grant.
+    pub withheld: bool,
     /// Whether the lock is free, but reserved for `holder`, which is the first in the line of waiters.
     pub reserved: bool,
     /// How many waiters of other processes are before this one. `None` if this waiter is not in the line, or if the

@@ -4,16 +4,19 @@ use std::time::Duration;
 
 use super::super::record::{Content, Record};
 use super::super::record_cache::Observation;
-use super::super::records::Found;
+use super::super::records::{Claims, Found};
 use super::super::rules::{self, Attempt, Availability, Claimed};
 use super::hold::Memo;
 use super::line::Front;
 use super::{Overwrite, Reading, RegisterLeases, Sent};
 use crate::clock::StoreTime;
 use crate::error::{Fault, StoreError};
-use crate::lease::{AcquireOutcome, Claim, Grant, Id, LeaseStore, Loss, LossReason, Renewal, deadline};
+use crate::lease::{
+    AcquireOutcome, Claim, Grant, HolderInfo, Id, LeaseStore, Loss, LossReason, Renewal, deadline,
+};
 use crate::register::Version;
 use crate::retry::RetryBudget;
+use crate::runtime::hand_off::MAX_TOKENS;
 use crate::types::LockName;
 
 /// The longest wait that an inexact time explains: a `Date` is accurate to a second, and its response took some time.
@@ -26,6 +29,8 @@ enum Next {
     Done(Grant),
     /// The lock was granted too late to be used. It was released unless the claim is repeatable.
     Late(Loss),
+    /// The store grants nothing at the moment.
+    Withheld(Box<HolderInfo>),
     /// Judge the record that was read.
     Judge(Box<Reading>),
     /// Read the record.
@@ -50,6 +55,7 @@ impl RegisterLeases {
             let mut reading = match next {
                 Next::Done(grant) => return Ok(AcquireOutcome::Granted(grant)),
                 Next::Late(loss) => return Ok(AcquireOutcome::Lost(loss)),
+                Next::Withheld(why) => return Ok(AcquireOutcome::Held(*why)),
                 Next::Judge(reading) => reading,
                 Next::Read => {
                     is_old = false;
@@ -96,6 +102,10 @@ impl RegisterLeases {
                         },
                     };
                     self.trusted(&mut budget).await?;
+                    if over.is_none() && self.records.claims() == Claims::Always {
+                        next = self.claim_unread(claim, attempts, &mut budget).await?;
+                        continue;
+                    }
                     let floor_us = match floor_from_clock {
                         true => self.floor(&claim.name, over.is_none(), store, &mut budget).await?,
                         false => None,
@@ -131,6 +141,9 @@ impl RegisterLeases {
             Sent::Committed(record, version) => {
                 Some(self.committed(claim, attempts, *record, version).await?)
             }
+            // An earlier request may have been granted.
+            Sent::Withheld(_) if attempts.iter().any(|attempt| attempt.unknown) => Some(Next::Read),
+            Sent::Withheld(why) => Some(Next::Withheld(why)),
             Sent::Unclear(Some(reading)) => Some(Next::Judge(reading)),
             Sent::Unclear(None) => Some(Next::Read),
             Sent::Again => None,
@@ -139,8 +152,7 @@ impl RegisterLeases {
 
     /// Returns the first step. If the cached record `known` allows a write at once, or was just read by the poll that
     /// ended the wait, the first step is to judge it (the warm path), unless it is unconfirmed or has this claim's own
-    /// grant. If there is no cached record, the store supports it and the claim is not repeatable, the first step is a
-    /// write over any free record. Otherwise it is a read.
+    /// grant. Otherwise, if the store supports it, the first step is a write over any free record, or else a read.
     async fn first_step(
         &self,
         claim: &Claim,
@@ -166,19 +178,35 @@ impl RegisterLeases {
                     let reading = Reading { found, observation: Some(observation), at: now };
                     return Ok(Next::Judge(Box::new(reading)));
                 }
-                Ok(Next::Read)
+                match self.records.claims() {
+                    Claims::Always if may_be_unread(claim) => {
+                        self.claim_unread(claim, attempts, budget).await
+                    }
+                    _ => Ok(Next::Read),
+                }
             }
-            // Only the record shows whether the grant of a repeated claim has ended.
-            None if self.records.claims() && !claim.repeatable => {
-                self.trusted(budget).await?;
-                let sent = self.now();
-                let record = rules::unseen_grant(claim, self.store_time(), self.nonce());
-                let sent =
-                    self.send(&claim.name, Overwrite::AnyFree, &record, sent, attempts, budget).await?;
-                Ok(self.next(claim, sent, attempts).await?.unwrap_or(Next::Read))
-            }
-            None => Ok(Next::Read),
+            None => match self.records.claims() {
+                Claims::Always if may_be_unread(claim) => self.claim_unread(claim, attempts, budget).await,
+                // Only the record shows whether the grant of a repeated claim has ended.
+                Claims::Free if !claim.repeatable => self.claim_unread(claim, attempts, budget).await,
+                _ => Ok(Next::Read),
+            },
         }
+    }
+
+    /// Writes a grant over any free record.
+    async fn claim_unread(
+        &self,
+        claim: &Claim,
+        attempts: &mut Vec<Attempt>,
+        budget: &mut RetryBudget<'_>,
+    ) -> Result<Next, StoreError> {
+        self.trusted(budget).await?;
+        let sent = self.now();
+        let record = rules::unseen_grant(claim, self.store_time(), self.nonce());
+        let over = Overwrite::AnyFree(claim.tokens.clamp(1, MAX_TOKENS));
+        let sent = self.send(&claim.name, over, &record, sent, attempts, budget).await?;
+        Ok(self.next(claim, sent, attempts).await?.unwrap_or(Next::Read))
     }
 
     /// Stamps a lease whose record does not contain when it was renewed. Processes that only try can then see it lapse
@@ -331,4 +359,9 @@ impl RegisterLeases {
         }
         budget.extend(last.longest_since(began));
     }
+}
+
+/// Returns whether `claim` does not depend on a line or a queue, which only the driver reads.
+fn may_be_unread(claim: &Claim) -> bool {
+    !claim.reads_line && claim.permit_queue.is_none() && !claim.place.may_be_taken(claim.id)
 }

@@ -88,7 +88,7 @@ impl RegisterLeases {
         }
         self.probed(self.records.trust(), budget).await?;
         let reading = self.read(&grant.name, budget).await?;
-        Ok(match rules::settle_renewal(grant.id, None, &[], reading.found.as_ref()) {
+        Ok(match rules::settle_renewal(grant.id, None, 0, &[], reading.found.as_ref()) {
             Settled::Gone(reason) => Err(reason),
             Settled::Applied(_) | Settled::Earlier | Settled::Foreign => match reading.observation {
                 Some(Observation { record, .. }) if is_late_grant(&record, grant) => Err(LossReason::Ended),
@@ -120,11 +120,12 @@ impl RegisterLeases {
                     (memo.record, memo.version) = (*record, version);
                     memo.attempts.last().copied()
                 }
-                Sent::Again => None,
+                Sent::Again | Sent::Withheld(_) => None,
                 Sent::Unclear(brought) => {
                     let reading = self.resolve(&grant.name, brought, budget).await?;
                     let (known, found) = (memo.known(), reading.found.as_ref());
-                    let settled = rules::settle_renewal(grant.id, known, &memo.attempts, found);
+                    let lost_below = self.lost_below(memo);
+                    let settled = rules::settle_renewal(grant.id, known, lost_below, &memo.attempts, found);
                     let is_late = |observation: &Observation| is_late_grant(&observation.record, grant);
                     let applied = match settled {
                         Settled::Gone(reason) => return Ok(grant.lost(reason)),
@@ -143,7 +144,9 @@ impl RegisterLeases {
                     if let Some(Observation { record, version, .. }) = reading.observation {
                         // The token of a late create of the same claim is not certain.
                         memo.confirmed &= record.nonce == memo.record.nonce || applied.is_some();
-                        (memo.record, memo.version) = (record, version);
+                        // Contenders may have seen a heartbeat that the store then lost.
+                        let heartbeat = record.heartbeat.max(memo.record.heartbeat);
+                        (memo.record, memo.version) = (Record { heartbeat, ..record }, version);
                     }
                     applied
                 }
@@ -163,6 +166,11 @@ impl RegisterLeases {
                 return Ok(Renewal::Renewed);
             }
         }
+    }
+
+    /// See [`rules::settle_renewal`].
+    fn lost_below(&self, memo: &Memo) -> u64 {
+        if self.records.loses_writes() { memo.record.heartbeat } else { 0 }
     }
 
     /// Returns `early` less half the margin. By the store's clock, contenders wait for the margin in addition to the
@@ -196,7 +204,7 @@ impl RegisterLeases {
             let over = Overwrite::Record(Some((version, before)));
             match self.send(&grant.name, over, &record, sent, attempts, budget).await? {
                 Sent::Committed(..) => return Ok(Released::Released),
-                Sent::Again => {}
+                Sent::Again | Sent::Withheld(_) => {}
                 Sent::Unclear(brought) => {
                     let reading = self.resolve(&grant.name, brought, budget).await?;
                     match rules::settle_release(grant.id, &memo.attempts, reading.found.as_ref()) {
@@ -218,8 +226,13 @@ impl RegisterLeases {
                             }
                             // Rule 11: a copy of this process may have renewed it.
                             let content = reading.found.as_ref();
-                            let settled =
-                                rules::settle_renewal(grant.id, memo.known(), &memo.attempts, content);
+                            let settled = rules::settle_renewal(
+                                grant.id,
+                                memo.known(),
+                                self.lost_below(memo),
+                                &memo.attempts,
+                                content,
+                            );
                             if matches!(settled, Settled::Foreign) && !is_late_grant(&record, grant) {
                                 return Ok(Released::AlreadyLost);
                             }

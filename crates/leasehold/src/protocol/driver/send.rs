@@ -35,7 +35,7 @@ impl RegisterLeases {
         };
         let observation = match &content {
             Content::Record(record) => Some(self.cache.see(name, (**record).clone(), version, at)),
-            Content::Foreign(_) => {
+            Content::Foreign(_, _) => {
                 self.cache.forget(name);
                 None
             }
@@ -87,10 +87,19 @@ impl RegisterLeases {
                 let before = there.map(|(_, before)| before);
                 budget.request(self.records.write(name, expect, before, record)).await
             }
-            Overwrite::AnyFree => budget.request(self.records.claim(name, record)).await,
+            Overwrite::AnyFree(tokens) => budget.request(self.records.claim(name, record, tokens)).await,
+        };
+        let answer = match answer {
+            Ok(Written::Granted { record, version, after }) => {
+                if let Some(attempt) = attempts.last_mut() {
+                    attempt.after = after;
+                }
+                Ok(Written::Committed { record, version })
+            }
+            answer => answer,
         };
         match answer {
-            Ok(Written::Committed { record, version }) => {
+            Ok(Written::Committed { record, version } | Written::Granted { record, version, .. }) => {
                 self.cache.see(name, (*record).clone(), version.clone(), self.now());
                 known_fate(attempts);
                 Ok(Sent::Committed(record, version))
@@ -105,6 +114,10 @@ impl RegisterLeases {
                 };
                 budget.pause_after_conflict().await?;
                 Ok(Sent::Unclear(brought))
+            }
+            Ok(Written::Withheld(why)) => {
+                known_fate(attempts);
+                Ok(Sent::Withheld(why))
             }
             Err(error @ StoreError::MaybeApplied(_)) => {
                 budget.pause_after(error).await?;

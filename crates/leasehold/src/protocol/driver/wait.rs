@@ -11,7 +11,7 @@ use super::super::rules;
 use super::{Reading, RegisterLeases, STORE_TIMEOUT};
 use crate::clock::Deadline;
 use crate::error::{Fault, StoreError};
-use crate::lease::{self, Claim, HolderInfo, PermitQueue, Ttl, Watch};
+use crate::lease::{self, Claim, HolderInfo, Id, PermitQueue, Ttl, Watch};
 use crate::runtime::pacing::{Pacing, expected, held_for};
 use crate::runtime::task;
 use crate::types::LockName;
@@ -19,6 +19,10 @@ use crate::types::LockName;
 #[async_trait]
 impl Watch for RegisterLeases {
     async fn turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
+        if let Some(left) = withheld(seen) {
+            self.records.env().sleep(left).await;
+            return Ok(());
+        }
         let joins = self.joins(claim);
         let leads = claim.permit_queue.as_ref().is_some_and(PermitQueue::is_first);
         if !joins && !leads && !seen.reserved {
@@ -29,7 +33,7 @@ impl Watch for RegisterLeases {
         let mut observation = self.cache.recall(&claim.name);
         let mut held = seen.clone();
         let mut is_first = true;
-        let mut freed = Some(self.records.freed(&claim.name));
+        let mut freed = Some(self.records.freed(&claim.name, Some(claim.id)));
         loop {
             let served = observation.as_ref().map_or(0, |observation| observation.record.served);
             let (ahead, grace) = claim.place.before(claim.id, served);
@@ -53,8 +57,10 @@ impl Watch for RegisterLeases {
             let pause = if joins_next { env.random.jittered(poll_interval.min, 0.1) } else { pause };
             is_first = false;
             let pause = pacing.until(lease::pause(pause, ahead, claim.ttl), due, &env.random);
-            if ahead == 0 && !seen.reserved {
-                self.pause(&claim.name, pause, &mut freed).await;
+            if joins_next && self.records.calls_the_first() {
+                // Nothing calls it before it has joined.
+            } else if self.records.calls_the_first() || ahead == 0 && !seen.reserved {
+                self.pause(&claim.name, Some(claim.id), pause, &mut freed).await;
             } else {
                 // Other waiters come first, so this one need not notice a release.
                 env.sleep(pause).await;
@@ -83,6 +89,10 @@ impl Watch for RegisterLeases {
     }
 
     async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
+        if let Some(left) = withheld(seen) {
+            self.records.env().sleep(left).await;
+            return Ok(());
+        }
         self.changed_within(STORE_TIMEOUT, name, seen).await
     }
 }
@@ -99,10 +109,10 @@ impl RegisterLeases {
         let mut pacing = Pacing::new(self.records.capabilities().poll_interval, self.now());
         let mut age = self.held_for(self.cache.recall(name).as_ref());
         let mut held = seen.clone();
-        let mut freed = Some(self.records.freed(name));
+        let mut freed = Some(self.records.freed(name, None));
         loop {
             let pause = pacing.pause(self.now(), held.token, age, held.lapses_within, &env.random);
-            self.pause(name, pause, &mut freed).await;
+            self.pause(name, None, pause, &mut freed).await;
             // Polls with a read even if the lease should have lapsed by now. It may have been renewed since the last
             // read, and only one of the waiters can be granted the lock.
             let (reading, had_trouble, _) = self.poll(name, None, limit).await?;
@@ -117,17 +127,28 @@ impl RegisterLeases {
     }
 }
 
+/// Returns for how long the store grants nothing, if it refused a claim for that reason.
+fn withheld(seen: &HolderInfo) -> Option<Duration> {
+    seen.lapses_within.filter(|_| seen.withheld)
+}
+
 /// Completes when the store reports that a lock is free.
 type Freed<'a> = BoxFuture<'a, ()>;
 
 impl RegisterLeases {
     /// Waits for `pause`, or until `freed` completes. After that, `freed` is started again only after a full pause.
     /// Otherwise an outdated report of the store would cause polls without any pause.
-    async fn pause<'a>(&'a self, name: &'a LockName, pause: Duration, freed: &mut Option<Freed<'a>>) {
+    async fn pause<'a>(
+        &'a self,
+        name: &'a LockName,
+        claim: Option<Id>,
+        pause: Duration,
+        freed: &mut Option<Freed<'a>>,
+    ) {
         let env = self.records.env();
         let Some(waiting) = freed.as_mut() else {
             env.sleep(pause).await;
-            *freed = Some(self.records.freed(name));
+            *freed = Some(self.records.freed(name, claim));
             return;
         };
         let is_free = tokio::select! {

@@ -154,7 +154,7 @@ impl Records for Client {
         })
     }
 
-    async fn claim(&self, name: &LockName, record: &Record) -> Result<Written, StoreError> {
+    async fn claim(&self, name: &LockName, record: &Record, _tokens: u64) -> Result<Written, StoreError> {
         let harm = self.table.harms.lock().unwrap().front().copied();
         if matches!(harm, Some(Harm::RequestLate | Harm::SentTwice)) {
             self.table.late.lock().unwrap().push((name.clone(), record.clone()));
@@ -162,8 +162,8 @@ impl Records for Client {
         self.change("claim", |rows| grant_unseen(rows, name, record))
     }
 
-    fn claims(&self) -> bool {
-        true
+    fn claims(&self) -> Claims {
+        Claims::Free
     }
 
     fn others_delete(&self) -> bool {

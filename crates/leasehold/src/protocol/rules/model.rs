@@ -66,7 +66,7 @@ fn the_model_settles_renewals_and_releases_as_the_library_does() {
             for before in 1..4 {
                 let theirs =
                     decide::settle_renewal(&ModelRules::ALL, OURS, before, &attempts, found.as_ref());
-                let ours = match settle_renewal(id(OURS), Some(id(before)), &sent, content.as_ref()) {
+                let ours = match settle_renewal(id(OURS), Some(id(before)), 0, &sent, content.as_ref()) {
                     Settled::Applied(attempt) => decide::Settled::Applied(known(&attempts, &attempt)),
                     Settled::Earlier => decide::Settled::Earlier,
                     Settled::Foreign => decide::Settled::Foreign,

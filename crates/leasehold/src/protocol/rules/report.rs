@@ -37,7 +37,7 @@ pub(in crate::protocol) fn state(
 ) -> State {
     match found {
         None => State::Free,
-        Some(Content::Foreign(what)) => State::Held(foreign(what)),
+        Some(Content::Foreign(what, left)) => State::Held(foreign(what, *left)),
         Some(Content::Record(record)) if record.state == RecordState::Free => State::Free,
         Some(Content::Record(record)) => match availability(record, unchanged_for, store, rules) {
             Availability::Grantable if record.state == RecordState::Cooldown => State::Free,
@@ -47,6 +47,6 @@ pub(in crate::protocol) fn state(
     }
 }
 
-pub(super) fn foreign(what: &str) -> HolderInfo {
-    HolderInfo { foreign: Some(what.to_owned()), ..HolderInfo::default() }
+pub(super) fn foreign(what: &str, lapses_within: Option<Duration>) -> HolderInfo {
+    HolderInfo { foreign: Some(what.to_owned()), lapses_within, ..HolderInfo::default() }
 }

@@ -144,7 +144,7 @@ fn a_lock_of_a_dead_holder_is_reported_as_lapsed() {
 
 #[test]
 fn a_foreign_record_is_held_and_shows_its_description() {
-    let foreign = Content::Foreign(String::from("a JSON of others"));
+    let foreign = Content::Foreign(String::from("a JSON of others"), None);
     let State::Held(told) = state(Some(&foreign), Duration::MAX, None, RULES) else { panic!("it is held") };
     assert_eq!(told.foreign.as_deref(), Some("a JSON of others"));
 }

@@ -33,5 +33,5 @@ pub(in super::super) fn withheld(server: &str, left: Duration) -> HolderInfo {
     let what = format!(
         "{server} was restarted or promoted and may have lost a grant, so it grants nothing until failover_grace is over"
     );
-    HolderInfo { foreign: Some(what), lapses_within: Some(left), ..HolderInfo::default() }
+    HolderInfo { foreign: Some(what), lapses_within: Some(left), withheld: true, ..HolderInfo::default() }
 }

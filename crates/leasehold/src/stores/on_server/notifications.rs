@@ -43,7 +43,7 @@ impl Calls {
     }
 
     /// Makes `claim` callable until the returned [`Call`] is dropped.
-    pub(super) fn expect(self: &Arc<Self>, claim: Id) -> Call {
+    pub(in super::super) fn expect(self: &Arc<Self>, claim: Id) -> Call {
         let called = Arc::<Notify>::default();
         let key = key(claim);
         self.waiting().claims.insert(key.clone(), called.clone());
@@ -77,7 +77,7 @@ fn key(claim: Id) -> String {
 
 /// A claim that can be called until this is dropped.
 #[derive(Debug)]
-pub(super) struct Call {
+pub(in super::super) struct Call {
     calls: Arc<Calls>,
     key: String,
     called: Arc<Notify>,
@@ -85,7 +85,7 @@ pub(super) struct Call {
 
 impl Call {
     /// Completes when the claim is called, or at once if it was called before.
-    pub(super) async fn called(&self) {
+    pub(in super::super) async fn called(&self) {
         self.called.notified().await;
     }
 }

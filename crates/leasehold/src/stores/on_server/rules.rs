@@ -94,7 +94,7 @@ pub(in super::super) fn reserved(claim: &Claim, record: &Record) -> Option<Holde
 
 /// Returns how much of the failover grace is left, if `seen` is a refusal during that grace.
 pub(in super::super) fn withheld(seen: &HolderInfo) -> Option<Duration> {
-    seen.foreign.as_ref().and(seen.lapses_within)
+    seen.lapses_within.filter(|_| seen.withheld)
 }
 
 /// Returns how `grant`, which is no longer current, was lost.

@@ -1,164 +1,156 @@
-//! Reads and validates the responses of the scripts.
+//! Reads and validates the responses of the scripts, and builds the fields of a record.
 
 use std::time::Duration;
 
 use redis::{PushInfo, PushKind, Value};
 
-use crate::clock::micros;
+use super::scripts::FIELDS;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{Holder, LONGEST_PAUSE, MAX_WAITERS, PastGrant, Token, printable};
-use crate::stores::on_server::record::{Record, State, Waiter};
+use crate::lease::{Token, printable};
+use crate::protocol::record::{Content, Record, RecordState, parse};
+use crate::protocol::records::Found;
+use crate::register::Version;
 
-/// The response of a script for a lock.
+/// The response of a script for a record.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) outcome: String,
     pub(super) now_us: u64,
-    /// For how long the server grants no lock.
-    pub(super) recovers_within: Duration,
+    /// For how many microseconds the server grants no lock, or the token before a grant.
+    detail: String,
     /// The type of a key that another client has set, and its remaining time in milliseconds, which is negative if the
     /// key does not expire.
     foreign: Option<(String, i64)>,
-    fields: Vec<(String, String)>,
+    fields: Vec<Option<String>>,
 }
 
 impl Answer {
     pub(super) fn of(value: Value) -> Result<Self, StoreError> {
-        read(value).ok_or_else(|| {
-            Fault::new(ErrorKind::Corrupt, "the response of a script of leasehold cannot be read")
-                .maybe_applied()
-        })
+        read(value).ok_or_else(|| unreadable().maybe_applied())
+    }
+
+    /// Returns the number that comes with the outcome.
+    pub(super) fn detail(&self) -> Option<u64> {
+        self.detail.parse().ok()
     }
 
     /// Returns the content of the lock's keys, or `None` if there are none.
-    pub(super) fn record(&self, key: &str) -> Result<Option<Record>, StoreError> {
-        if self.fields.is_empty() && self.foreign.is_none() {
-            return Ok(None);
-        }
-        self.parsed().map(Some).map_err(|what| garbled(&what, key))
-    }
-
-    /// Returns the ttl of the grant.
-    pub(super) fn ttl_ms(&self) -> Option<u64> {
-        self.number("ttl").ok().flatten()
-    }
-
-    fn field(&self, name: &str) -> Option<&str> {
-        let mut fields = self.fields.iter().filter(|(field, _)| field == name);
-        fields.next().map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
-    }
-
-    fn number(&self, name: &str) -> Result<Option<u64>, String> {
-        let number = |text: &str| text.parse().map_err(|_| format!("{name} is {text:?}"));
-        self.field(name).map(number).transpose()
-    }
-
-    fn token(&self, name: &str) -> Result<Option<Token>, String> {
-        let token = |number| Token::new(number).ok_or_else(|| format!("{number} is not a fencing token"));
-        self.number(name)?.map(token).transpose()
-    }
-
-    fn parsed(&self) -> Result<Record, String> {
-        // Skips lines of the history that cannot be read. The script searches the history itself.
-        let past = |line: &str| serde_json::from_str::<PastGrant>(line).ok();
-        let waiters =
-            self.field("waiters").unwrap_or("").lines().filter(|line| !line.is_empty()).take(MAX_WAITERS);
-        let mut record = Record {
-            now_us: self.now_us,
-            is_live: false,
-            until_us: self.number("until")?,
-            from_us: self.number("from")?,
-            token: self.token("token")?,
-            previous: self.token("prev")?,
-            past: self.field("past").unwrap_or("").lines().filter_map(past).collect(),
-            state: self.state()?,
-            waiters: waiters.map(waiter).collect(),
-        };
-        record.is_live = match record.state {
-            State::Held { .. } | State::Cooldown { .. } => {
-                record.until_us.is_some_and(|until| until > self.now_us)
-            }
-            State::Free { .. } | State::Foreign { .. } => false,
-        };
+    pub(super) fn found(&self, key: &str) -> Result<Option<Found>, Fault> {
         if let Some((kind, left_ms)) = &self.foreign {
-            let name = match kind.as_str() {
+            let what = match kind.as_str() {
                 "string" => "another client".to_owned(),
                 kind => format!("another client, with a key of type {}", printable(kind, 20)),
             };
-            record.state = State::Foreign { holder: Holder { name, ..Holder::default() } };
-            record.is_live = true;
-            record.from_us = None;
-            let left = u64::try_from(*left_ms).ok().map(|left_ms| micros(Duration::from_millis(left_ms)));
-            record.until_us = left.map(|left| self.now_us.saturating_add(left));
+            let left = u64::try_from(*left_ms).ok().map(Duration::from_millis);
+            return Ok(Some(Found { content: Content::Foreign(what, left), version: Version::new("") }));
         }
-        Ok(record)
+        let Some(version) = self.field("version") else { return Ok(None) };
+        let record = self.record().map_err(|why| garbled(&why, key))?;
+        Ok(Some(Found { content: Content::Record(Box::new(record)), version: Version::new(version) }))
     }
 
-    fn state(&self) -> Result<State, String> {
-        let Some(grant) = self.field("grant") else {
-            return Ok(State::Foreign { holder: Holder::default() });
+    fn field(&self, name: &str) -> Option<&str> {
+        let at = FIELDS.iter().position(|field| *field == name)?;
+        self.fields.get(at)?.as_deref()
+    }
+
+    fn number(&self, name: &str) -> Result<u64, String> {
+        self.field(name).and_then(|text| text.parse().ok()).ok_or_else(|| format!("{name} is not a number"))
+    }
+
+    fn record(&self) -> Result<Record, String> {
+        let record = match parse(self.field("record").unwrap_or("").as_bytes()) {
+            Ok(Content::Record(record)) => *record,
+            Ok(Content::Foreign(what, _)) => return Err(what),
+            Err(fault) => return Err(fault.message),
         };
-        let grant = grant.parse().map_err(|error| format!("grant: {error}"))?;
-        let has_numbers = self.token("token")?.is_some()
-            && self.number("until")?.is_some()
-            && self.number("from")?.is_some()
-            && self.number("lease")?.is_some();
-        if !has_numbers || self.field("holder").is_none() || self.field("shown").is_none() {
-            return Err("fields are missing".to_owned());
+        let token = self.number("token")?;
+        let served = self.number("served").unwrap_or(0);
+        if self.field("grant") != Some(&record.grant.to_string()) || served >= Token::LIMIT {
+            return Err("its fields contradict each other".to_owned());
         }
-        match self.field("state") {
-            Some("free") => Ok(State::Free { grant }),
-            Some("resting") => Ok(State::Cooldown { grant }),
-            Some("held") => {
-                let text = self.field("holder").ok_or("there is no holder")?;
-                let holder = serde_json::from_str(text).map_err(|error| format!("holder: {error}"))?;
-                Ok(State::Held { grant, holder })
-            }
-            other => Err(format!("unknown state {other:?}")),
-        }
+        Ok(Record {
+            token: Token::new(token).ok_or_else(|| format!("{token} is not a fencing token"))?,
+            served,
+            renewed_at_us: Some(self.number("at")?),
+            // The history is for people and for repeated claims. Without it, the lock can still be used.
+            history: self
+                .field("history")
+                .and_then(|text| serde_json::from_str(text).ok())
+                .unwrap_or_default(),
+            ..record
+        })
     }
 }
 
-/// Reads a waiter: its id, its longest pause, when it joined, and its process. Unreadable fields get default values.
-fn waiter(line: &str) -> Waiter {
-    let mut parts = line.splitn(4, ' ');
-    let mut next = || parts.next().unwrap_or("");
-    let (claim, polls, since, holder) = (next(), next(), next(), next());
-    Waiter {
-        claim: claim.parse().ok(),
-        holder: serde_json::from_str(holder).unwrap_or_default(),
-        since_us: since.parse().unwrap_or(0),
-        polls: Duration::from_millis(polls.parse().unwrap_or(0)).min(LONGEST_PAUSE),
+/// The fields of a record that is written.
+pub(super) struct Fields {
+    pub(super) version: Version,
+    pub(super) record: String,
+    /// Empty if the history has not changed.
+    pub(super) history: String,
+    pub(super) is_open: bool,
+}
+
+impl Fields {
+    /// Returns the fields of `record`, which replaces `before`.
+    pub(super) fn of(record: &Record, before: Option<&Record>) -> Result<Self, Fault> {
+        let unwritten = |error: serde_json::Error| {
+            Fault::new(ErrorKind::Invalid, format!("the lock record cannot be written: {error}"))
+        };
+        let history = match before.is_some_and(|before| before.history == record.history) {
+            true => String::new(),
+            false => serde_json::to_string(&record.history).map_err(unwritten)?,
+        };
+        // These have fields of their own.
+        let bare = Record {
+            token: Token::default(),
+            served: 0,
+            renewed_at_us: None,
+            history: vec![],
+            ..record.clone()
+        };
+        let record_text = serde_json::to_string(&bare).map_err(unwritten)?;
+        Ok(Self {
+            version: version(record),
+            record: record_text,
+            history,
+            is_open: record.state == RecordState::Free && !record.awaited && !record.unconfirmed,
+        })
     }
+}
+
+/// Returns the version of `record`. Only a mark changes a record and keeps its nonce.
+pub(super) fn version(record: &Record) -> Version {
+    let mark = if record.awaited { "+" } else { "" };
+    Version::new(format!("{}{mark}", record.nonce))
 }
 
 /// Returns the error for a record that cannot be parsed. Such a record is never overwritten and never granted.
-fn garbled(what: &str, key: &str) -> StoreError {
+fn garbled(what: &str, key: &str) -> Fault {
     // The message may contain text of the record.
     let what = printable(what, 300);
     Fault::new(ErrorKind::Corrupt, format!("the Redis hash {key:?} cannot be read: {what}"))
         .with_help("it was edited by hand: delete it while the lock is free; tokens keep rising")
-        .not_applied()
+}
+
+pub(super) fn unreadable() -> Fault {
+    Fault::new(ErrorKind::Corrupt, "the response of a script of leasehold cannot be read")
 }
 
 fn read(value: Value) -> Option<Answer> {
     let Value::Array(parts) = value else { return None };
-    let Ok([outcome, now, kind, left_ms, recovers, fields]) = <[Value; 6]>::try_from(parts) else {
+    let Ok([outcome, now, kind, left_ms, detail, fields]) = <[Value; 6]>::try_from(parts) else {
         return None;
     };
     let (Value::Int(left_ms), Value::Array(fields)) = (left_ms, fields) else { return None };
-    let mut fields: Vec<_> = fields.into_iter().map(text).collect::<Option<_>>()?;
-    let mut pairs = Vec::new();
-    while let Some(value) = fields.pop() {
-        pairs.push((fields.pop()?, value));
-    }
     let kind = text(kind)?;
     Some(Answer {
         outcome: text(outcome)?,
         now_us: text(now)?.parse().ok()?,
-        recovers_within: Duration::from_micros(text(recovers)?.parse().ok()?),
+        detail: text(detail)?,
         foreign: (!kind.is_empty()).then_some((kind, left_ms)),
-        fields: pairs,
+        fields: fields.into_iter().map(text).collect(),
     })
 }
 
@@ -181,74 +173,73 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::golden::golden_record;
 
-    const GRANT: &str = "00112233445566778899aabbccddeeff";
-
-    fn answer(fields: &[(&str, &str)]) -> Answer {
-        let holder = r#"{"name":"alice","host":"ci-7","pid":7}"#;
-        let mut all = vec![
-            ("grant", GRANT),
-            ("token", "8"),
-            ("state", "held"),
-            ("from", "4"),
-            ("until", "12"),
-            ("lease", "8"),
-            ("holder", holder),
-            ("shown", holder),
-        ];
-        all.retain(|(name, _)| !fields.iter().any(|(other, _)| name == other));
-        all.extend(fields);
+    /// Returns the response with these fields of a record instead of its own.
+    fn answer(record: &Record, other: &[(&str, &str)]) -> Answer {
+        let fields = Fields::of(record, None).unwrap();
+        let (token, grant) = (record.token.get().to_string(), record.grant.to_string());
+        let all = [fields.version.as_str(), &grant, &token, "0", "3", "12", &fields.record, &fields.history];
+        let own = FIELDS.iter().zip(all).map(|(name, value)| {
+            let other = other.iter().find(|(other, _)| other == name);
+            Some(other.map_or(value, |(_, value)| value).to_owned())
+        });
         Answer {
-            outcome: "found".into(),
+            outcome: "found".to_owned(),
             now_us: 10,
-            recovers_within: Duration::ZERO,
+            detail: String::new(),
             foreign: None,
-            fields: all.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
+            fields: own.collect(),
         }
     }
 
     #[test]
-    fn a_record_is_live_until_its_end() {
-        let live = |fields: &[(&str, &str)]| answer(fields).record("k").unwrap().unwrap().is_live;
-        assert!(live(&[]) && live(&[("state", "resting")]));
-        assert!(!live(&[("until", "10")]) && !live(&[("state", "free")]));
+    fn a_record_is_read_as_it_was_written() {
+        let record = golden_record("1-held.json");
+        let found = answer(&record, &[]).found("k").unwrap().unwrap();
+        assert_eq!(found.version, version(&record));
+        let Content::Record(read) = found.content else { panic!("foreign") };
+        assert_eq!(*read, Record { served: 3, renewed_at_us: Some(12), ..record.clone() });
+        let marked = Record { awaited: true, ..record.clone() };
+        assert_ne!(version(&marked), version(&record));
+        assert!(Fields::of(&marked, Some(&record)).unwrap().history.is_empty(), "it has not changed");
     }
 
     #[test]
-    fn a_record_that_does_not_parse_is_an_error() {
-        for (field, value) in [
-            ("grant", "x"),
+    fn only_a_free_record_that_no_process_awaits_is_open() {
+        let free = golden_record("1-free.json");
+        let is_open = |record: Record| Fields::of(&record, None).unwrap().is_open;
+        assert!(is_open(free.clone()));
+        assert!(!is_open(Record { awaited: true, ..free.clone() }));
+        assert!(!is_open(Record { unconfirmed: true, ..free }));
+        assert!(!is_open(golden_record("1-held.json")));
+    }
+
+    #[test]
+    fn a_damaged_record_is_an_error() {
+        let record = golden_record("1-held.json");
+        for (name, value) in [
+            ("token", "x"),
             ("token", ""),
-            ("token", "-1"),
             ("token", "9007199254740992"),
-            ("state", "?"),
-            ("until", ""),
-            ("from", "1e3"),
-            ("lease", ""),
-            ("holder", "7"),
-            ("shown", ""),
+            ("at", "soon"),
+            ("grant", "x"),
+            ("record", ""),
+            ("record", "{}"),
         ] {
-            let error = answer(&[(field, value)]).record("k").unwrap_err();
-            assert_eq!(error.fault().kind, ErrorKind::Corrupt, "{field} {value}");
+            let error = answer(&record, &[(name, value)]).found("k").unwrap_err();
+            assert_eq!(error.kind, ErrorKind::Corrupt, "{name} {value}");
         }
-        assert!(answer(&[("past", "{"), ("waiters", "x y")]).record("k").is_ok());
-    }
-
-    #[test]
-    fn a_line_with_ten_thousand_entries_counts_as_a_full_line() {
-        let line = format!("\n{GRANT} 500 1 {{}}\n").repeat(10_000);
-        let record = answer(&[("waiters", &line)]).record("k").unwrap().unwrap();
-        assert_eq!(record.waiters.len(), MAX_WAITERS);
+        assert!(answer(&record, &[("history", "x")]).found("k").is_ok(), "only for people");
     }
 
     #[test]
     fn the_key_of_another_client_outweighs_the_record() {
-        let mut answer = answer(&[]);
-        for (kind, left_ms, until_us) in [("string", 7, Some(7_010)), ("hash", -1, None)] {
+        let mut answer = answer(&golden_record("1-held.json"), &[]);
+        for (kind, left_ms, left) in [("string", 7, Some(Duration::from_millis(7))), ("hash", -1, None)] {
             answer.foreign = Some((kind.to_owned(), left_ms));
-            let record = answer.record("k").unwrap().unwrap();
-            assert!(record.is_live && matches!(record.state, State::Foreign { .. }));
-            assert_eq!(record.until_us, until_us);
+            let found = answer.found("k").unwrap().unwrap();
+            assert!(matches!(found.content, Content::Foreign(_, within) if within == left));
         }
     }
 
@@ -262,20 +253,15 @@ mod tests {
     proptest! {
         #[test]
         fn no_record_causes_a_panic(
-            values in proptest::collection::vec((0_usize..11, any::<String>()), 0..6),
+            fields in proptest::collection::vec(proptest::option::of(any::<String>()), 0..9),
             kind in any::<String>(),
             left_ms in any::<i64>(),
             is_foreign in any::<bool>(),
         ) {
-            const NAMES: [&str; 11] = [
-                "grant", "token", "state", "from", "until", "lease", "holder", "shown", "past", "waiters", "prev",
-            ];
-            let fields: Vec<_> = values.iter().map(|(n, value)| (NAMES[*n], value.as_str())).collect();
-            let mut answer = answer(&fields);
+            let mut answer = answer(&golden_record("1-held.json"), &[]);
             answer.foreign = is_foreign.then_some((kind, left_ms));
-            if let Ok(Some(record)) = answer.record("k") {
-                let _ = record.left();
-            }
+            answer.fields = fields;
+            let _ = answer.found("k");
         }
     }
 }

@@ -15,8 +15,9 @@ use super::answer::called;
 use super::config::Location;
 use super::errors;
 use super::link::Link;
+use super::links::RESOLUTION;
 use super::server::ServerInfo;
-use crate::clock::timeout;
+use crate::clock::{StoreClock, timeout};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::stores::certificates;
@@ -56,7 +57,12 @@ impl Connector {
     }
 
     /// Connects to the first server that is the primary.
-    pub(super) async fn connect(&self, env: &Env, calls: &Arc<Calls>) -> Result<Link, StoreError> {
+    pub(super) async fn connect(
+        &self,
+        env: &Env,
+        calls: &Arc<Calls>,
+        clock: &StoreClock,
+    ) -> Result<Link, StoreError> {
         let mut failed = Vec::new();
         for host in &self.location.hosts {
             let link = match &self.location.master {
@@ -71,7 +77,11 @@ impl Connector {
                 Err(error) => Err(self.accepted.judge(error)),
             };
             match link {
-                Ok(link) => return Ok(link),
+                Ok(link) => {
+                    let (clock_us, sent) = link.time;
+                    clock.observe(clock_us, RESOLUTION, sent, env.now());
+                    return Ok(link);
+                }
                 Err(error) => failed.push(error),
             }
         }
@@ -151,14 +161,14 @@ impl Connector {
                 server.max_lag =
                     setting(&mut link.connection, "min-replicas-max-lag").await?.filter(|lag| *lag > 0);
             }
+            let sent = env.now();
             let time: (i64, i64) = redis::cmd("TIME").query_async(&mut link.connection).await?;
-            Ok((server, time))
+            Ok((server, time, sent))
         };
         match timeout(&*env.clock, CONNECT_LIMIT, asked).await {
-            Some(Ok((server, (seconds, us)))) => {
+            Some(Ok((server, (seconds, us), sent))) => {
                 link.server = server;
-                let clock_us = u64::try_from(seconds * 1_000_000 + us).unwrap_or(0);
-                link.note_clock(clock_us, env.now());
+                link.time = (u64::try_from(seconds * 1_000_000 + us).unwrap_or(0), sent);
                 Ok(link)
             }
             Some(Err(error)) => Err(errors::of_connection(&error, &link.host).not_applied()),
@@ -330,7 +340,11 @@ mod tests {
             let location = Location::from_url(url, &mut StoreOptions::default()).unwrap();
             let env = Env::system();
             let connector = Connector::to(location).unwrap();
-            let error = connector.connect(&env, &Calls::new(env.clone())).await.map(drop).unwrap_err();
+            let error = connector
+                .connect(&env, &Calls::new(env.clone()), &StoreClock::default())
+                .await
+                .map(drop)
+                .unwrap_err();
             let told = error.fault().help.clone().unwrap_or_default();
             assert!(error.is_transient() && told.contains(help), "{scheme} {reply:?}: {error:?}");
         }

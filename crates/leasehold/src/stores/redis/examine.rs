@@ -4,21 +4,22 @@ use std::time::Duration;
 
 use super::connect::setting;
 use super::errors;
-use super::leases::RedisLeases;
 use super::link::Link;
+use super::records::Database;
 use super::server::ServerInfo;
 use crate::clock::timeout;
 use crate::diagnosis::{CheckStatus, Examined, Finding, RESERVED};
 use crate::error::{ErrorKind, StoreError};
-use crate::lease::{Claim, Grant, Holder, Id, Ttl};
+use crate::lease::{Claim, Holder, Id, Ttl};
+use crate::protocol::unseen_grant;
 use crate::retry::RetryBudget;
-use crate::stores::on_server::{ServerLeases, grace};
+use crate::stores::on_server::grace;
 use crate::types::LockName;
 
 /// The time limit of a single request of these checks.
 const SETTING: Duration = Duration::from_secs(2);
 
-impl RedisLeases {
+impl Database {
     /// Describes the server and whether it may lose locks.
     pub(super) async fn examined(&self, ttl: Ttl) -> Examined {
         let mut examined = Examined { least_permissions: least_permissions(), ..Examined::default() };
@@ -73,13 +74,8 @@ impl RedisLeases {
         let name = format!("{RESERVED}{}/permissions", &Id::random(&self.env.random).to_string()[..12]);
         let Ok(name) = LockName::new(name) else { return Ok(Finding::passed(CHECK, "not tried")) };
         let claim = Claim::new(&self.env, name.clone(), ttl, Holder::this_process());
-        let grant = Grant::withdrawn(name.clone(), claim.id, claim.ttl, self.env.now());
-        let tried = async {
-            self.contend(&claim, SETTING).await?;
-            self.release(&grant, Duration::ZERO).await?;
-            self.discard(&name).await
-        };
-        match tried.await {
+        let record = unseen_grant(&claim, None, claim.id);
+        match self.try_all(&name, record).await {
             Err(error) if error.fault().kind == ErrorKind::Denied => {
                 Ok(Finding::of_error(CHECK, CheckStatus::Failed, &error))
             }
@@ -100,7 +96,7 @@ fn least_permissions() -> Vec<String> {
     [
         "the minimum that leasehold needs (a prefix of `locks/` here):",
         "ACL SETUSER ... on >PASSWORD ~locks/* &locks/* +evalsha +script|load +info +time",
-        "    +get +set +del +exists +type +pttl +hset +hgetall +hmget +zadd +zrem +zrangebylex",
+        "    +get +set +del +exists +type +pttl +hget +hset +hmget +zadd +zrem +zrangebylex",
         "    +publish +subscribe +unsubscribe",
         "and +select for a database other than 0",
     ]

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use super::connect::Connector;
 use super::errors;
 use super::link::Link;
-use crate::clock::Moment;
+use crate::clock::{Moment, StoreClock};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
 use crate::stores::on_server::notifications::Calls;
@@ -18,6 +18,9 @@ use crate::stores::on_server::notifications::Calls;
 /// If no response arrives for this long after the first abandoned request was sent, later requests use another
 /// connection.
 const STALLED: Duration = Duration::from_millis(500);
+
+/// The resolution of the server's clock.
+pub(super) const RESOLUTION: Duration = Duration::from_micros(1);
 
 /// The connection of a store.
 #[derive(Debug)]
@@ -27,12 +30,21 @@ pub(super) struct Links {
     pub(super) calls: Arc<Calls>,
     current: Mutex<Option<Arc<Link>>>,
     opening: tokio::sync::Mutex<()>,
+    /// The clock of the server.
+    pub(super) clock: StoreClock,
 }
 
 impl Links {
     pub(super) fn new(connector: Connector, env: Env) -> Self {
         let calls = Calls::new(env.clone());
-        Self { connector, env, calls, current: Mutex::default(), opening: tokio::sync::Mutex::default() }
+        Self {
+            connector,
+            env,
+            calls,
+            current: Mutex::default(),
+            opening: tokio::sync::Mutex::default(),
+            clock: StoreClock::default(),
+        }
     }
 
     fn current(&self) -> MutexGuard<'_, Option<Arc<Link>>> {
@@ -56,7 +68,7 @@ impl Links {
             let link = match links.opened() {
                 Some(link) => Ok(link),
                 None if give.is_closed() => return,
-                None => links.connector.connect(&links.env, &links.calls).await.map(Arc::new),
+                None => links.connector.connect(&links.env, &links.calls, &links.clock).await.map(Arc::new),
             };
             if let Ok(link) = &link {
                 *links.current() = Some(link.clone());
@@ -64,6 +76,16 @@ impl Links {
             let _ = give.send(link);
         });
         given.await.unwrap_or_else(|_| Err(Fault::unavailable("the program is ending").not_applied()))
+    }
+
+    /// Records the time in a response that has just arrived, to a request that was sent at `sent`.
+    pub(super) fn note_clock(&self, clock_us: u64, sent: Moment) {
+        self.clock.observe(clock_us, RESOLUTION, sent, self.env.now());
+    }
+
+    /// Returns a lower bound of the server's clock at `now`.
+    pub(super) fn clock_us(&self, now: Moment) -> u64 {
+        self.clock.bounds(now).map_or(0, |time| time.lo_us)
     }
 
     /// Makes later requests use another connection. Requests that wait for a response on this one continue.
