@@ -18,7 +18,7 @@ use crate::access::{self, assert_granted, make_certificates};
 
 /// The least permissions, as the doctor lists them, with the keys of these tests.
 const LEAST: &str = "user deploy on >p@ss/word ~locks/* &locks/* +evalsha +script|load +info +time \
-    +get +set +del +exists +type +pttl +hget +hset +hmget +zadd +zrem +zrangebylex +publish +subscribe +unsubscribe";
+    +get +set +del +exists +type +pttl +hset +hmget +zadd +zrem +zrangebylex +publish +subscribe +unsubscribe";
 
 /// A server that only this test uses.
 struct Server {

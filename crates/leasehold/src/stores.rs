@@ -29,6 +29,8 @@ pub mod etcd;
 pub(crate) mod fuzzing;
 #[cfg(feature = "gcs")]
 pub mod gcs;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+mod grace;
 #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", fuzzing))]
 #[cfg_attr(fuzzing, allow(dead_code, reason = "the fuzz targets open no connections"))]
 mod hosts;
@@ -38,6 +40,8 @@ pub mod http;
 pub mod kubernetes;
 pub mod memory;
 #[cfg(any(feature = "postgres", feature = "redis"))]
+mod notifications;
+#[cfg(feature = "postgres")]
 mod on_server;
 #[cfg(any(
     feature = "azure",
@@ -50,6 +54,16 @@ mod on_server;
 ))]
 #[cfg_attr(not(feature = "azure"), allow(dead_code, reason = "Azure uses all of it"))]
 mod over_http;
+#[cfg(any(
+    feature = "azure",
+    feature = "dynamodb",
+    feature = "gcs",
+    feature = "kubernetes",
+    feature = "redis",
+    feature = "s3",
+    fuzzing
+))]
+mod pages;
 #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", fuzzing))]
 #[cfg_attr(fuzzing, allow(dead_code, reason = "the fuzz targets open no connections"))]
 mod password;

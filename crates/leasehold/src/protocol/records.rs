@@ -195,6 +195,7 @@ pub(crate) struct Found {
 
 /// The result of a conditional write.
 #[derive(Clone, Debug)]
+#[allow(dead_code, reason = "only some stores return some of these, and each store is a feature")]
 pub(crate) enum Written {
     /// Written. `record` is what is stored now. Its token may differ from the one that was sent.
     Committed { record: Box<Record>, version: Version },

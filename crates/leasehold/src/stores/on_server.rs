@@ -4,9 +4,7 @@
 //! responses, waits, and interprets the responses.
 
 mod acquire;
-pub(super) mod grace;
 mod hold;
-pub(super) mod notifications;
 pub(super) mod record;
 #[cfg(test)]
 mod refused_tests;
@@ -21,8 +19,8 @@ use async_trait::async_trait;
 use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
 pub(super) use self::hold::renewed_until;
-use self::notifications::Calls;
 use self::record::Record;
+use super::notifications::Calls;
 use super::worker::OnWorker;
 use crate::clock::{Deadline, Moment};
 use crate::diagnosis::{Diagnose, Examination, Examined};
@@ -76,7 +74,7 @@ pub(super) struct EvictionAnswer {
 /// Each change of a lock is one request, which the server executes atomically and by its own clock. Several requests
 /// would keep the lock's row locked while the client stalls between them. For the same reason, a stored procedure commits
 /// before it returns its result. The server responds when the change is as durable as it can make it. If a failover can
-/// lose changes nevertheless, the store has a [`failover_grace`](grace).
+/// lose changes nevertheless, the store has a [`failover_grace`](super::grace).
 ///
 /// The condition of a change is evaluated while the row is locked, on the row as it is then, in every isolation level. A
 /// read from before the lock decides nothing. Lock names are compared byte by byte.
@@ -119,7 +117,7 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
     ///   from the end of the lease or of the cooldown, or from the release. If the first waiter is the one in
     ///   [`kept_earlier`](crate::lease::Place::kept_earlier), the time there counts too. A claim that is not among the
     ///   waiters is behind all of them. A claim that [barges](Claim::barges) ignores them.
-    /// - The [`failover_grace`](grace) is over, if the store has one. Otherwise, the result is [`Contended::Withheld`].
+    /// - The [`failover_grace`](super::grace) is over, if the store has one. Otherwise, the result is [`Contended::Withheld`].
     /// - If the store can check it: `limit` has not passed. It counts from the call. After it, the caller no longer waits
     ///   for the response. The result is then [`Contended::Again`]. A store that cannot check it sets `is_late` to false.
     ///

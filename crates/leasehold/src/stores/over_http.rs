@@ -10,15 +10,6 @@ pub(super) mod credential_cache;
 pub(super) mod exchange;
 #[cfg(any(feature = "azure", feature = "gcs", feature = "http", feature = "kubernetes"))]
 pub(super) mod https;
-#[cfg(any(
-    feature = "azure",
-    feature = "dynamodb",
-    feature = "gcs",
-    feature = "kubernetes",
-    feature = "s3",
-    fuzzing
-))]
-pub(super) mod pages;
 #[cfg(test)]
 pub(super) mod scripted;
 pub(super) mod transport;

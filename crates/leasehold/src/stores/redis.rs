@@ -19,7 +19,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::config::Location;
-use self::connect::Connector;
 use self::records::RedisRecords;
 use crate::error::Error;
 use crate::lease::{LeaseStore, PollInterval, StoreOptions};
@@ -51,7 +50,6 @@ const POLL_INTERVAL: PollInterval =
 /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL and for files that cannot be read.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options)?;
-    let connect = move || Connector::to(location);
-    let records = RedisRecords::open(options.env.clone(), options.margin, connect).await?;
+    let records = RedisRecords::open(location, options.env.clone(), options.margin).await?;
     Ok(Arc::new(RegisterLeases::on(Arc::new(records), options)))
 }

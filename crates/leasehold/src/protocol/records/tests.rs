@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use futures_util::stream::{self, BoxStream, StreamExt};
 
 use super::super::record::{Content, Record, RecordState};
-use super::{Found, Records, Refusal, Written};
+use super::{Claims, Found, Records, Refusal, Written};
 use crate::clock::{Clock, StoreClock, StoreTime, TestClock};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
@@ -45,6 +45,10 @@ struct Table {
     log: Mutex<Vec<&'static str>>,
     /// Claims that are still under way.
     late: Mutex<Vec<(LockName, Record)>>,
+    /// A table that may lose writes in a failover, and also grants locks without a record.
+    is_replicated: bool,
+    /// For how long it grants nothing.
+    withholds: Mutex<Option<Duration>>,
 }
 
 #[derive(Clone, Debug)]
@@ -95,7 +99,18 @@ impl Client {
         if matches!(harm, Some(Harm::RequestLost | Harm::RequestLate)) {
             return Err(lost());
         }
-        let written = change(&mut self.table.rows.lock().unwrap());
+        let withholds = *self.table.withholds.lock().unwrap();
+        let written = match withholds {
+            Some(left) => {
+                let lapses_within = Some(left);
+                Written::Withheld(Box::new(HolderInfo {
+                    withheld: true,
+                    lapses_within,
+                    ..HolderInfo::default()
+                }))
+            }
+            None => change(&mut self.table.rows.lock().unwrap()),
+        };
         if harm == Some(Harm::AnswerLost) {
             return Err(lost());
         }
@@ -110,7 +125,12 @@ fn put(rows: &mut BTreeMap<LockName, Row>, name: &LockName, record: &Record) -> 
     Written::Committed { record: Box::new(record.clone()), version: Version::new(version.to_string()) }
 }
 
-fn grant_unseen(rows: &mut BTreeMap<LockName, Row>, name: &LockName, record: &Record) -> Written {
+fn grant_unseen(
+    rows: &mut BTreeMap<LockName, Row>,
+    name: &LockName,
+    record: &Record,
+    creates: bool,
+) -> Written {
     match rows.get(name) {
         Some(Row { record: free, .. })
             if free.state == RecordState::Free && !free.unconfirmed && free.grant != record.grant =>
@@ -119,6 +139,7 @@ fn grant_unseen(rows: &mut BTreeMap<LockName, Row>, name: &LockName, record: &Re
             let history = free.history.clone();
             put(rows, name, &Record { token, history, ..record.clone() })
         }
+        None if creates => put(rows, name, &Record { token: Token::new(1).unwrap(), ..record.clone() }),
         row => refused(row),
     }
 }
@@ -159,11 +180,15 @@ impl Records for Client {
         if matches!(harm, Some(Harm::RequestLate | Harm::SentTwice)) {
             self.table.late.lock().unwrap().push((name.clone(), record.clone()));
         }
-        self.change("claim", |rows| grant_unseen(rows, name, record))
+        self.change("claim", |rows| grant_unseen(rows, name, record, self.table.is_replicated))
     }
 
     fn claims(&self) -> Claims {
-        Claims::Free
+        if self.table.is_replicated { Claims::Always } else { Claims::Free }
+    }
+
+    fn loses_writes(&self) -> bool {
+        self.table.is_replicated
     }
 
     fn others_delete(&self) -> bool {
@@ -216,6 +241,16 @@ impl World {
         Self { table: Arc::default(), clock: Arc::default() }
     }
 
+    /// Creates a table that may lose writes in a failover.
+    fn replicated() -> Self {
+        let table = Table { is_replicated: true, ..Table::default() };
+        Self { table: Arc::new(table), clock: Arc::default() }
+    }
+
+    fn row(&self) -> Row {
+        self.table.rows.lock().unwrap()[&name()].clone()
+    }
+
     fn client(&self) -> RegisterLeases {
         self.client_with(None)
     }
@@ -249,7 +284,7 @@ impl World {
     /// Delivers the requests that were late.
     fn deliver(&self) {
         for (name, record) in std::mem::take(&mut *self.table.late.lock().unwrap()) {
-            grant_unseen(&mut self.table.rows.lock().unwrap(), &name, &record);
+            grant_unseen(&mut self.table.rows.lock().unwrap(), &name, &record, false);
         }
     }
 
@@ -488,4 +523,56 @@ async fn rule_10_a_takeover_by_a_foreign_client_is_a_loss() {
     let claim = claim(&client);
     let (verdict, ()) = futures_util::future::join(client.try_acquire(&claim), meddled).await;
     assert!(matches!(verdict.unwrap(), AcquireOutcome::Lost(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_always_claims_is_asked_once() {
+    let world = World::replicated();
+    let (one, two) = (world.client(), world.client());
+    let mut first = granted(&one).await;
+    assert_eq!(world.requests(), ["claim"], "there is no record");
+    held(&two).await;
+    held(&two).await;
+    assert_eq!(world.requests(), ["claim", "claim"], "the refusal contains the record");
+    one.release(&mut first, None).await.unwrap();
+    world.requests();
+    granted(&two).await;
+    assert_eq!(world.requests(), ["claim"], "over a record that was held when it was read");
+}
+
+/// A promoted replica does not have the latest renewal.
+#[tokio::test(start_paused = true)]
+async fn a_holder_continues_above_the_heartbeat_that_was_lost() {
+    let world = World::replicated();
+    let (holder, contender) = (world.client(), world.client());
+    let mut grant = granted(&holder).await;
+    let before = world.row();
+    assert!(matches!(holder.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+    held(&contender).await;
+    *world.table.rows.lock().unwrap().get_mut(&name()).unwrap() = before;
+    world.clock.sleep(TTL / 2).await;
+    assert!(matches!(holder.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+    assert_eq!(world.row().record.heartbeat, 2);
+    // The contender has seen the lost heartbeat half a ttl ago, and knows no time of the store.
+    world.change_record(|record| record.renewed_at_us = None);
+    world.clock.sleep(TTL * 3 / 4).await;
+    held(&contender).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_withholds_grants_is_asked_again_later() {
+    let world = World::replicated();
+    let client = world.client();
+    let left = Duration::from_secs(60);
+    *world.table.withholds.lock().unwrap() = Some(left);
+    let told = held(&client).await;
+    assert!(told.withheld && told.lapses_within == Some(left));
+    assert_eq!(world.requests(), ["claim"]);
+    let began = client.env().now();
+    client.turn(&claim(&client), &told).await.unwrap();
+    client.changed(&name(), &told).await.unwrap();
+    assert_eq!(client.env().now().shortest_since(began), 2 * left);
+    assert!(world.requests().is_empty(), "it does not poll");
+    *world.table.withholds.lock().unwrap() = None;
+    granted(&client).await;
 }

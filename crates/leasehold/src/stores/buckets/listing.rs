@@ -7,7 +7,7 @@ use futures_util::stream::{BoxStream, StreamExt, TryStreamExt};
 use super::Keys;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::stores::over_http::pages;
+use crate::stores::pages;
 
 /// A page of object keys.
 pub(in crate::stores) type Page = pages::Page<String, String>;

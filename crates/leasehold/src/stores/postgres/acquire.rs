@@ -12,8 +12,9 @@ use crate::clock::micros;
 use crate::error::{Fault, StoreError};
 use crate::lease::Claim;
 use crate::runtime::hand_off::MAX_TOKENS;
+use crate::stores::grace;
+use crate::stores::on_server::Contended;
 use crate::stores::on_server::record::Record;
-use crate::stores::on_server::{Contended, grace};
 
 impl PostgresLeases {
     /// Sends the claim once. The server does not grant it after `limit`, when the caller no longer waits for the

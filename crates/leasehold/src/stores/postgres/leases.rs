@@ -22,7 +22,7 @@ use crate::lease::{
     self, Capabilities, Claim, Eviction, Grant, Holder, Id, Swept, Token, Ttl, attempt_limit,
 };
 use crate::retry::{RetryBudget, repeated};
-use crate::stores::on_server::notifications::Calls;
+use crate::stores::notifications::Calls;
 use crate::stores::on_server::record::Record;
 use crate::stores::on_server::{Changed, Contended, EvictionAnswer, Page, ServerLeases, renewed_until};
 use crate::types::LockName;

@@ -17,7 +17,7 @@ use crate::clock::timeout;
 use crate::diagnosis::{CheckStatus, Finding};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::stores::on_server::notifications::{Calls, UNUSED};
+use crate::stores::notifications::{Calls, UNUSED};
 
 /// The time limit of a statement.
 const LIMIT: Duration = Duration::from_secs(5);

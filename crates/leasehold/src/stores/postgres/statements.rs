@@ -14,7 +14,7 @@ use super::sql::{
     microseconds, settings,
 };
 use crate::lease::{LONGEST_PAUSE, MAX_WAITERS, grace};
-use crate::stores::on_server::notifications::CALLED_BY;
+use crate::stores::notifications::CALLED_BY;
 
 /// The prefix of a grant's id in `locked_by`. The other columns of leasehold are valid only in a row with this prefix.
 pub(super) const OURS: &str = "leasehold:";

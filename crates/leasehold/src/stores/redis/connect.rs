@@ -14,15 +14,14 @@ use tokio_rustls::TlsConnector;
 use super::answer::called;
 use super::config::Location;
 use super::errors;
-use super::link::Link;
-use super::links::RESOLUTION;
+use super::link::{self, Link};
 use super::server::ServerInfo;
 use crate::clock::{StoreClock, timeout};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::stores::certificates;
 use crate::stores::hosts::{Host, none_of};
-use crate::stores::on_server::notifications::Calls;
+use crate::stores::notifications::Calls;
 use crate::stores::password::{Accepted, Password};
 use crate::stores::tls::client_config;
 
@@ -79,7 +78,7 @@ impl Connector {
             match link {
                 Ok(link) => {
                     let (clock_us, sent) = link.time;
-                    clock.observe(clock_us, RESOLUTION, sent, env.now());
+                    clock.observe(clock_us, link::RESOLUTION, sent, env.now());
                     return Ok(link);
                 }
                 Err(error) => failed.push(error),

@@ -5,21 +5,20 @@ use std::time::Duration;
 use super::connect::setting;
 use super::errors;
 use super::link::Link;
-use super::records::Database;
+use super::records::RedisRecords;
 use super::server::ServerInfo;
 use crate::clock::timeout;
 use crate::diagnosis::{CheckStatus, Examined, Finding, RESERVED};
 use crate::error::{ErrorKind, StoreError};
 use crate::lease::{Claim, Holder, Id, Ttl};
-use crate::protocol::unseen_grant;
 use crate::retry::RetryBudget;
-use crate::stores::on_server::grace;
+use crate::stores::grace;
 use crate::types::LockName;
 
 /// The time limit of a single request of these checks.
 const SETTING: Duration = Duration::from_secs(2);
 
-impl Database {
+impl RedisRecords {
     /// Describes the server and whether it may lose locks.
     pub(super) async fn examined(&self, ttl: Ttl) -> Examined {
         let mut examined = Examined { least_permissions: least_permissions(), ..Examined::default() };
@@ -35,8 +34,8 @@ impl Database {
     }
 
     async fn examine_server(&self, ttl: Ttl, examined: &mut Examined) -> Result<(), StoreError> {
-        let link = self.links.connector.connect_to_any(&self.env).await?;
-        let (server, grace) = (&link.server, self.links.connector.location.failover_grace);
+        let link = self.links().connector.connect_to_any(&self.env).await?;
+        let (server, grace) = (&link.server, self.links().connector.location.failover_grace);
         examined.push(primary(server, &link.host));
         examined.push(eviction(server));
         let lease = self.span(ttl, Duration::ZERO);
@@ -50,12 +49,12 @@ impl Database {
     /// Checks whether the user may receive the messages about released locks.
     async fn messages(&self) -> Result<Finding, StoreError> {
         const CHECK: &str = "notifications";
-        let location = &self.links.connector.location;
+        let location = &self.links().connector.location;
         if !location.notifies {
             return Ok(Finding::passed(CHECK, "notify=off: waiters poll"));
         }
         let channel = location.channel();
-        let mut connection = self.links.link().await?.connection.clone();
+        let mut connection = self.link().await?.connection.clone();
         match timeout(&*self.env.clock, SETTING, connection.subscribe(&channel)).await {
             Some(Ok(())) => Ok(Finding::passed(CHECK, "a release wakes the first waiter at once")),
             Some(Err(error)) if error.code() == Some("NOPERM") => Ok(Finding::warning(
@@ -73,9 +72,8 @@ impl Database {
         const CHECK: &str = "permission-commands";
         let name = format!("{RESERVED}{}/permissions", &Id::random(&self.env.random).to_string()[..12]);
         let Ok(name) = LockName::new(name) else { return Ok(Finding::passed(CHECK, "not tried")) };
-        let claim = Claim::new(&self.env, name.clone(), ttl, Holder::this_process());
-        let record = unseen_grant(&claim, None, claim.id);
-        match self.try_all(&name, record).await {
+        let claim = Claim::new(&self.env, name, ttl, Holder::this_process());
+        match self.try_all(&claim).await {
             Err(error) if error.fault().kind == ErrorKind::Denied => {
                 Ok(Finding::of_error(CHECK, CheckStatus::Failed, &error))
             }
@@ -96,7 +94,7 @@ fn least_permissions() -> Vec<String> {
     [
         "the minimum that leasehold needs (a prefix of `locks/` here):",
         "ACL SETUSER ... on >PASSWORD ~locks/* &locks/* +evalsha +script|load +info +time",
-        "    +get +set +del +exists +type +pttl +hget +hset +hmget +zadd +zrem +zrangebylex",
+        "    +get +set +del +exists +type +pttl +hset +hmget +zadd +zrem +zrangebylex",
         "    +publish +subscribe +unsubscribe",
         "and +select for a database other than 0",
     ]

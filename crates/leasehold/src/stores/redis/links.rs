@@ -9,18 +9,15 @@ use tokio::sync::oneshot;
 
 use super::connect::Connector;
 use super::errors;
-use super::link::Link;
+use super::link::{Link, RESOLUTION};
 use crate::clock::{Moment, StoreClock};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
-use crate::stores::on_server::notifications::Calls;
+use crate::stores::notifications::Calls;
 
 /// If no response arrives for this long after the first abandoned request was sent, later requests use another
 /// connection.
 const STALLED: Duration = Duration::from_millis(500);
-
-/// The resolution of the server's clock.
-pub(super) const RESOLUTION: Duration = Duration::from_micros(1);
 
 /// The connection of a store.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::links::Links;
-use crate::stores::on_server::notifications::UNUSED;
+use crate::stores::notifications::UNUSED;
 
 impl Links {
     /// Subscribes to the channel on the current connection, unless it has tried before. Ends the subscription when no

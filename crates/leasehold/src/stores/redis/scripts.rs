@@ -8,7 +8,7 @@ use redis::Script;
 
 use super::server::LAG_ROUNDING;
 use crate::lease::Token;
-use crate::stores::on_server::notifications::CALLED_BY;
+use crate::stores::notifications::CALLED_BY;
 
 /// The fields of the record that a response contains, in this order.
 pub(super) const FIELDS: [&str; 8] =
@@ -107,7 +107,7 @@ end
 -- Calls the first waiter. Ignores errors, because the line may be damaged, and the user may lack the permission.
 if ARGV[16] ~= '' then
     pcall(function()
-        for _, waiter in ipairs(cjson.decode(redis.call('HGET', KEYS[2], 'line')).waiters) do
+        for _, waiter in ipairs(cjson.decode(redis.call('HMGET', KEYS[2], 'line')[1]).waiters) do
             if waiter.number > tonumber(ARGV[7]) and waiter.claim ~= ARGV[4] then
                 return redis.call('PUBLISH', ARGV[16], string.sub(waiter.claim, 1, CALLED_BY))
             end
@@ -132,14 +132,14 @@ return answer('done')
 
 /// Returns the line of a lock, and its digest. `KEYS[1]` the record.
 const READ_LINE: &str = r"
-local line = redis.call('HGET', KEYS[1], 'line')
-return line and {line, redis.sha1hex(line)} or {}
+local line = redis.call('HMGET', KEYS[1], 'line')[1]
+return {line, line and redis.sha1hex(line)}
 ";
 
 /// Writes the line of a lock. `KEYS[1]` the record. `ARGV`: 1 the digest of the line that it replaces or nothing, 2 the
 /// line.
 const WRITE_LINE: &str = r"
-local line = redis.call('HGET', KEYS[1], 'line')
+local line = redis.call('HMGET', KEYS[1], 'line')[1]
 if (line and redis.sha1hex(line) or '') ~= ARGV[1] then return 0 end
 redis.call('HSET', KEYS[1], 'line', ARGV[2])
 return 1

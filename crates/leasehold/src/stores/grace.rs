@@ -10,7 +10,7 @@ use crate::lease::HolderInfo;
 const RESERVE: Duration = Duration::from_secs(15);
 
 /// Fails if a lease of `span` could outlast the grace. A replaced server may still renew leases for `lag`.
-pub(in super::super) fn check(grace: Duration, span: Duration, lag: Duration) -> Result<(), StoreError> {
+pub(super) fn check(grace: Duration, span: Duration, lag: Duration) -> Result<(), StoreError> {
     if grace.is_zero() || span + lag <= grace {
         return Ok(());
     }
@@ -29,7 +29,7 @@ pub(in super::super) fn check(grace: Duration, span: Duration, lag: Duration) ->
 }
 
 /// Returns the holder to report for a lock that a lost grant may still hold.
-pub(in super::super) fn withheld(server: &str, left: Duration) -> HolderInfo {
+pub(super) fn withheld(server: &str, left: Duration) -> HolderInfo {
     let what = format!(
         "{server} was restarted or promoted and may have lost a grant, so it grants nothing until failover_grace is over"
     );

@@ -13,14 +13,14 @@ use crate::env::Env;
 use crate::lease::Id;
 
 /// The process stops listening when none of its claims has waited for this long.
-pub(in super::super) const UNUSED: Duration = Duration::from_secs(60);
+pub(super) const UNUSED: Duration = Duration::from_secs(60);
 
 /// How many characters of a claim's id a call contains. They suffice to tell the claims of one process apart.
-pub(in super::super) const CALLED_BY: usize = 16;
+pub(super) const CALLED_BY: usize = 16;
 
 /// The claims of this process that can be called.
 #[derive(Debug)]
-pub(in super::super) struct Calls {
+pub(super) struct Calls {
     waiting: Mutex<Waiting>,
     env: Env,
 }
@@ -33,7 +33,7 @@ struct Waiting {
 }
 
 impl Calls {
-    pub(in super::super) fn new(env: Env) -> Arc<Self> {
+    pub(super) fn new(env: Env) -> Arc<Self> {
         let waiting = Waiting { claims: HashMap::new(), until: env.now() };
         Arc::new(Self { waiting: Mutex::new(waiting), env })
     }
@@ -43,7 +43,7 @@ impl Calls {
     }
 
     /// Makes `claim` callable until the returned [`Call`] is dropped.
-    pub(in super::super) fn expect(self: &Arc<Self>, claim: Id) -> Call {
+    pub(super) fn expect(self: &Arc<Self>, claim: Id) -> Call {
         let called = Arc::<Notify>::default();
         let key = key(claim);
         self.waiting().claims.insert(key.clone(), called.clone());
@@ -51,19 +51,19 @@ impl Calls {
     }
 
     /// Calls the claim whose id begins with `key`, if it waits here.
-    pub(in super::super) fn call(&self, key: &str) {
+    pub(super) fn call(&self, key: &str) {
         if let Some(called) = self.waiting().claims.get(key) {
             called.notify_one();
         }
     }
 
     /// Calls all claims, because earlier calls may have been missed.
-    pub(in super::super) fn call_all(&self) {
+    pub(super) fn call_all(&self) {
         self.waiting().claims.values().for_each(|called| called.notify_one());
     }
 
     /// Returns whether no claim has waited for [`UNUSED`].
-    pub(in super::super) fn are_unused(&self) -> bool {
+    pub(super) fn are_unused(&self) -> bool {
         let waiting = self.waiting();
         waiting.claims.is_empty() && self.env.now().longest_since(waiting.until) >= UNUSED
     }
@@ -77,7 +77,7 @@ fn key(claim: Id) -> String {
 
 /// A claim that can be called until this is dropped.
 #[derive(Debug)]
-pub(in super::super) struct Call {
+pub(super) struct Call {
     calls: Arc<Calls>,
     key: String,
     called: Arc<Notify>,
@@ -85,7 +85,7 @@ pub(in super::super) struct Call {
 
 impl Call {
     /// Completes when the claim is called, or at once if it was called before.
-    pub(in super::super) async fn called(&self) {
+    pub(super) async fn called(&self) {
         self.called.notified().await;
     }
 }

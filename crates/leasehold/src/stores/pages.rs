@@ -10,16 +10,16 @@ use crate::error::StoreError;
 use crate::retry::retry;
 
 /// A page of a listing.
-pub(in crate::stores) struct Page<T, P> {
-    pub(in crate::stores) items: Vec<T>,
+pub(super) struct Page<T, P> {
+    pub(super) items: Vec<T>,
     /// The position of the next page. `None` on the last page.
-    pub(in crate::stores) next: Option<P>,
+    pub(super) next: Option<P>,
 }
 
 /// Lists the items of all pages. `fetch` returns the page at a position, and the first page for `None`. It is called
 /// again after a transient error. If a page names itself as the next one, the listing fails with `endless`, because it
 /// would repeat that page forever.
-pub(in crate::stores) fn items<'a, T, P, F>(
+pub(super) fn items<'a, T, P, F>(
     env: &'a Env,
     fetch: impl Fn(Option<P>) -> F + Send + Sync + 'a,
     endless: fn() -> StoreError,
