@@ -18,9 +18,7 @@ use leasehold_testkit::stores;
 use leasehold_testkit::stores::redis::{RedisServer, answers, key, redis_cli, replicate};
 use tempfile::TempDir;
 
-use crate::leases::{
-    TTL, alice, claim, claim_of, granted, granted_to, lock, open, refused, shows_the_first_format,
-};
+use crate::leases::{TTL, claim, claim_of, granted, granted_to, lock, open, refused, refused_to};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -240,6 +238,8 @@ async fn waiter(fresh: &Fresh, name: &str) -> (Arc<dyn LeaseStore>, Claim) {
     claim.waits = true;
     let AcquireOutcome::Held(held) = store.try_acquire(&claim).await.unwrap() else { panic!("granted") };
     within("a place", store.turn(&claim, &held)).await.unwrap();
+    // It learns its place from what it has just read.
+    refused_to(&*store, &claim).await;
     (store, claim)
 }
 

@@ -1,4 +1,4 @@
-//! Stores whose server decides each step of a lock by its own clock, in one statement or script: PostgreSQL and Redis.
+//! Stores whose server decides each step of a lock by its own clock, in one statement: PostgreSQL.
 //!
 //! Such a store implements [`ServerLeases`], with one request for each step. This module retries requests, handles lost
 //! responses, waits, and interprets the responses.

@@ -100,7 +100,7 @@ redis.call('HSET', KEYS[2], 'version', ARGV[3], 'grant', ARGV[4], 'token', token
 if ARGV[2] ~= 'mark' then redis.call('HSET', KEYS[2], 'at', text(now)) end
 if not any then redis.call('HSET', KEYS[2], 'served', ARGV[7]) end
 if ARGV[9] ~= '' then redis.call('HSET', KEYS[2], 'history', ARGV[9]) end
-if not version then redis.call('ZADD', KEYS[4], 0, ARGV[15]) end
+if ARGV[2] == 'grant' then redis.call('ZADD', KEYS[4], 0, ARGV[15]) end
 if ARGV[2] ~= 'mark' and not foreign then
     if ARGV[10] ~= '0' then redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[10]) elseif kind ~= 'none' then redis.call('DEL', KEYS[1]) end
 end
