@@ -171,6 +171,7 @@ impl HolderView {
             free_for: self.free_ms.map(Duration::from_millis),
             lapses_within: self.lapses_within_ms.map(Duration::from_millis),
             in_cooldown: self.in_cooldown,
+            withheld: false,
             reserved: self.reserved,
             foreign: self.foreign,
             ahead: self.ahead,

@@ -25,8 +25,8 @@ use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
-    AcquireOutcome, Capabilities, Claim, End, Evicted, Eviction, Grant, HolderInfo, Id, LeaseStore, LossReason,
-    PastGrant, Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, attempt_limit,
+    AcquireOutcome, Capabilities, Claim, End, Evicted, Eviction, Grant, HolderInfo, Id, LeaseStore,
+    LossReason, PastGrant, Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, attempt_limit,
 };
 use crate::proof::clock::store_clock;
 use crate::register::{Register, Version};

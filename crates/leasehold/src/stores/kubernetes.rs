@@ -35,7 +35,6 @@ use self::wire::{Event, Listing, Request};
 use super::over_http::answer::Failure;
 use super::over_http::exchange::{DATE_RESOLUTION, Expected, exchange};
 use super::over_http::https::{self, date_us, failure, is_page, refusal};
-use super::pages::{self, Page};
 use super::over_http::{Meaning, Operation, failed};
 use super::pages::{self, Page};
 use crate::clock::{Moment, StoreClock, StoreTime};
