@@ -26,8 +26,8 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use self::room::{Arriving, Handle, InProgress, MostConnections};
 use self::room::{Full, Place, Room};
-pub(crate) use self::room::{Handle, InProgress, MostConnections};
 use self::writes::TimedWrites;
 use crate::tls::{ClientCertificate, Tls};
 use crate::wrong_tokens::Peer;

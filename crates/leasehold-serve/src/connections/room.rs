@@ -1,6 +1,6 @@
 //! Room for connections: how many may be open, and which of them is closed to make room for a new one.
 //!
-//! A connection may always be closed, except while it has a request of a caller with rights. So clients without such
+//! A connection may always be closed, except while it has a complete request of a caller with rights. So clients without such
 //! rights cannot take the room of others, however many connections they open and however slowly they read or write. At a
 //! limit, the connection is closed that has been without such a request for the longest time; first those that never
 //! had one.
@@ -229,6 +229,34 @@ impl Handle {
         }
         drop(state);
         InProgress(self.clone())
+    }
+}
+
+/// The request of a caller with rights, whose body may still arrive. Until it has arrived, the connection may be closed
+/// to make room, so a client that sends slowly takes no room of others.
+#[derive(Clone, Debug)]
+pub(crate) struct Arriving {
+    place: Handle,
+    begun: Arc<Mutex<Option<InProgress>>>,
+}
+
+impl Arriving {
+    pub(crate) fn new(place: &Handle) -> Self {
+        Self { place: place.clone(), begun: Arc::default() }
+    }
+
+    /// Marks that the request has arrived completely.
+    pub(crate) fn arrived(&self) {
+        self.begun().get_or_insert_with(|| self.place.begin());
+    }
+
+    /// Returns the request, if it has arrived.
+    pub(crate) fn into_progress(self) -> Option<InProgress> {
+        self.begun().take()
+    }
+
+    fn begun(&self) -> MutexGuard<'_, Option<InProgress>> {
+        self.begun.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
