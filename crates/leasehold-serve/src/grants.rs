@@ -16,7 +16,7 @@ pub(crate) enum Fate {
     Held,
     Released,
     /// Its loss was reported.
-    Lost(LossReason),
+    Lost(Box<LossReason>),
 }
 
 /// The grants that were used last. A grant that is renewed stays, however many others there are.
@@ -97,7 +97,7 @@ mod tests {
         let grants = Grants::default();
         let held = ticket(&locker, "a").await;
         assert_eq!(grants.fate(&held), None);
-        for fate in [Fate::Held, Fate::Released, Fate::Lost(LossReason::Ended)] {
+        for fate in [Fate::Held, Fate::Released, Fate::Lost(Box::new(LossReason::Ended))] {
             grants.record(&held, fate.clone());
             assert_eq!(grants.fate(&held), Some(fate));
         }

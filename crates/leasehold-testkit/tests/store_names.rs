@@ -20,6 +20,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("leasehold/src/proof/checks.rs", "help: likewise"),
     ("leasehold/src/proof/trust.rs", "a conversion that only the tests of one store need"),
     ("leasehold/src/register.rs", "help: which stores have endpoints"),
+    ("leasehold/src/url.rs", "checks of names, which the table uses"),
     ("leasehold/src/url/schemes.rs", "the table of schemes and options"),
     ("leasehold-cli/src/args.rs", "examples"),
     ("leasehold-cli/src/args/objects.rs", "examples"),

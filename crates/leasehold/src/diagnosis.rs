@@ -207,16 +207,19 @@ impl Finding {
     }
 
     /// Creates the finding for a request of `check` that must succeed. `good` says what that means.
+    #[allow(dead_code, reason = "used by stores that are cargo features")]
     pub(crate) fn asked(check: &'static str, good: &str, result: Result<(), StoreError>) -> Self {
         Self::settled(check, result.map(|()| Self::passed(check, good)))
     }
 
     /// Returns the finding of `check`, or the one for its error.
+    #[allow(dead_code, reason = "used by stores that are cargo features")]
     pub(crate) fn settled(check: &'static str, found: Result<Self, StoreError>) -> Self {
         found.unwrap_or_else(|error| Self::stopped(check, &error))
     }
 
     /// Creates the finding for what locks require of the store.
+    #[allow(dead_code, reason = "used by stores that are cargo features")]
     pub(crate) fn required(check: &'static str, result: Result<impl Into<String>, Fault>) -> Self {
         match result {
             Ok(seen) => Self::passed(check, seen),
@@ -226,6 +229,7 @@ impl Finding {
 
     /// Creates the finding that a setting could not be read because of `error`. Locks do not need the permission
     /// `needed`.
+    #[allow(dead_code, reason = "used by stores that are cargo features")]
     pub(crate) fn unread(check: &'static str, needed: &str, error: &StoreError) -> Self {
         let why = match error.fault().kind {
             // The bucket does not exist, or the server is another one.

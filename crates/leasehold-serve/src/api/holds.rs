@@ -221,7 +221,7 @@ pub(crate) async fn check(
                 lapses_within_ms: held.lapses_within.map(ms),
             }));
         }
-        Err(reason) => reason,
+        Err(reason) => *reason,
     };
     let is_known = app.grants.fate(&ticket).is_some() || status.history.iter().any(|past| ticket.is_of(past));
     if !is_known {
@@ -265,7 +265,7 @@ impl<'a> Presented<'a> {
     /// use such a ticket costs little.
     fn lost_before(&self) -> Option<Problem> {
         let Some(Fate::Lost(reason)) = &self.fate else { return None };
-        Some(Problem::lost(&Loss::new(self.ticket.name().clone(), self.ticket.token(), reason.clone())))
+        Some(Problem::lost(&Loss::new(self.ticket.name().clone(), self.ticket.token(), (**reason).clone())))
     }
 
     /// Does not count the request as one that failed.
@@ -299,7 +299,7 @@ impl<'a> Presented<'a> {
         }
         let loss = Loss::new(ticket.name().clone(), ticket.token(), reason.clone());
         // Many requests may learn of the loss at the same time.
-        let before = app.grants.record(ticket, Fate::Lost(reason.clone()));
+        let before = app.grants.record(ticket, Fate::Lost(Box::new(reason.clone())));
         if !matches!(before, Some(Fate::Lost(_))) {
             app.metrics.lost(reason.as_str());
             let (token, reason) = (token(app, ticket), Some(reason.as_str().to_owned()));
