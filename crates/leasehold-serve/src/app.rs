@@ -26,11 +26,12 @@ use crate::feed::{Feed, FeedEvent};
 use crate::grants::Grants;
 use crate::limits::Limits;
 use crate::metrics::Metrics;
+use crate::peer::Peer;
 use crate::problem::Problem;
 use crate::readiness::Readiness;
 use crate::tls::{ClientCertificate, Tls};
 use crate::waits::Waits;
-use crate::wrong_tokens::{DELAY, Peer, WrongTokens};
+use crate::wrong_tokens::{DELAY, WrongTokens};
 
 /// How to serve a store.
 #[derive(Clone)]

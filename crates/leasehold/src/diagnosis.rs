@@ -206,40 +206,6 @@ impl Finding {
         )
     }
 
-    /// Creates the finding for a request of `check` that must succeed. `good` says what that means.
-    #[allow(dead_code, reason = "used by stores that are cargo features")]
-    pub(crate) fn asked(check: &'static str, good: &str, result: Result<(), StoreError>) -> Self {
-        Self::settled(check, result.map(|()| Self::passed(check, good)))
-    }
-
-    /// Returns the finding of `check`, or the one for its error.
-    #[allow(dead_code, reason = "used by stores that are cargo features")]
-    pub(crate) fn settled(check: &'static str, found: Result<Self, StoreError>) -> Self {
-        found.unwrap_or_else(|error| Self::stopped(check, &error))
-    }
-
-    /// Creates the finding for what locks require of the store.
-    #[allow(dead_code, reason = "used by stores that are cargo features")]
-    pub(crate) fn required(check: &'static str, result: Result<impl Into<String>, Fault>) -> Self {
-        match result {
-            Ok(seen) => Self::passed(check, seen),
-            Err(fault) => Self::of_error(check, CheckStatus::Failed, &fault.not_applied()),
-        }
-    }
-
-    /// Creates the finding that a setting could not be read because of `error`. Locks do not need the permission
-    /// `needed`.
-    #[allow(dead_code, reason = "used by stores that are cargo features")]
-    pub(crate) fn unread(check: &'static str, needed: &str, error: &StoreError) -> Self {
-        let why = match error.fault().kind {
-            // The bucket does not exist, or the server is another one.
-            ErrorKind::Invalid => return Self::of_error(check, CheckStatus::Failed, error),
-            ErrorKind::Denied => format!("this needs {needed}, which locks do not need"),
-            _ => error.to_string(),
-        };
-        Self::not_applicable(check, format!("not checked: {why}"))
-    }
-
     /// Creates the finding that locks cannot be listed because of `error`.
     pub(crate) fn unlisted(check: &'static str, error: &StoreError) -> Self {
         Self::of_error(check, CheckStatus::Warning, error)
@@ -264,6 +230,40 @@ impl Finding {
         if self.verdict == CheckStatus::Failed && self.help.is_empty() {
             self.help.push("try again; if the check fails again, do not use this store for locks".to_owned());
         }
+    }
+}
+
+/// For the stores.
+#[allow(dead_code, reason = "used by stores that are cargo features")]
+impl Finding {
+    /// Creates the finding for a request of `check` that must succeed. `good` says what that means.
+    pub(crate) fn asked(check: &'static str, good: &str, result: Result<(), StoreError>) -> Self {
+        Self::settled(check, result.map(|()| Self::passed(check, good)))
+    }
+
+    /// Returns the finding of `check`, or the one for its error.
+    pub(crate) fn settled(check: &'static str, found: Result<Self, StoreError>) -> Self {
+        found.unwrap_or_else(|error| Self::stopped(check, &error))
+    }
+
+    /// Creates the finding for what locks require of the store.
+    pub(crate) fn required(check: &'static str, result: Result<impl Into<String>, Fault>) -> Self {
+        match result {
+            Ok(seen) => Self::passed(check, seen),
+            Err(fault) => Self::of_error(check, CheckStatus::Failed, &fault.not_applied()),
+        }
+    }
+
+    /// Creates the finding that a setting could not be read because of `error`. Locks do not need the permission
+    /// `needed`.
+    pub(crate) fn unread(check: &'static str, needed: &str, error: &StoreError) -> Self {
+        let why = match error.fault().kind {
+            // The bucket does not exist, or the server is another one.
+            ErrorKind::Invalid => return Self::of_error(check, CheckStatus::Failed, error),
+            ErrorKind::Denied => format!("this needs {needed}, which locks do not need"),
+            _ => error.to_string(),
+        };
+        Self::not_applicable(check, format!("not checked: {why}"))
     }
 }
 

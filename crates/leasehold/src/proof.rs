@@ -27,14 +27,12 @@ mod questions;
 pub(crate) mod races;
 pub(crate) mod trust;
 
-#[allow(unused_imports, reason = "used by stores that are cargo features")]
-pub(crate) use self::examine::examine_cells;
 pub(crate) use self::examine::examine_register;
 pub(crate) use self::first_use::{LIMIT, prove};
 use self::front_ends::Fronts;
-#[allow(unused_imports, reason = "used by stores that are cargo features")]
-pub(crate) use self::marker::KEY;
 pub(crate) use self::marker::Subject;
+#[allow(unused_imports, reason = "used by stores that are cargo features")]
+pub(crate) use self::{examine::examine_cells, marker::KEY};
 use crate::error::StoreError;
 use crate::register::Register;
 use crate::retry::retry;

@@ -80,9 +80,6 @@ pub(crate) async fn renew_one(app: &App, arrival: &Arrival, text: &str) -> Resul
 async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<(Renewed, f64), Problem> {
     let presented = Presented::parse(app, arrival, text).await?;
     let ticket = &presented.ticket;
-    if let Some(lost) = presented.lost_before() {
-        return Err(lost);
-    }
     let held = match app.locker.renew(ticket).await {
         Ok(held) => held,
         Err(error) => return Err(presented.failed(error).await),
@@ -125,9 +122,6 @@ pub(crate) async fn release_one(
     let ticket = &presented.ticket;
     if presented.fate == Some(Fate::Released) {
         return Ok(ReleasedAnswer { lock: ticket.name().to_string(), released: true, before: true });
-    }
-    if let Some(lost) = presented.lost_before() {
-        return Err(lost);
     }
     let released = match cooldown {
         Some(cooldown) => app.locker.release_with_cooldown(ticket, cooldown).await,
@@ -241,7 +235,9 @@ struct Presented<'a> {
 }
 
 impl<'a> Presented<'a> {
-    /// Parses the ticket in a request. Fails if the caller may not use it, or has sent too many invalid tickets.
+    /// Parses the ticket in a request. Fails if the caller may not use it, has sent too many invalid tickets, or was told
+    /// that the hold is lost. Then the store is not asked again, so a client that continues to use such a ticket costs
+    /// little.
     async fn parse(app: &'a App, arrival: &'a Arrival, text: &str) -> Result<Self, Problem> {
         let attempt = || app.limits.attempt(arrival.caller.name(), arrival.at);
         let ticket = match text.parse::<Ticket>() {
@@ -255,17 +251,18 @@ impl<'a> Presented<'a> {
         }
         // A hold that this server has seen is renewed, however many other requests of the caller fail.
         let fate = app.grants.fate(&ticket);
-        if fate.is_none() {
-            patiently(app, arrival).await?;
+        match &fate {
+            None => patiently(app, arrival).await?,
+            Some(Fate::Lost(reason)) => {
+                return Err(Problem::lost(&Loss::new(
+                    ticket.name().clone(),
+                    ticket.token(),
+                    (**reason).clone(),
+                )));
+            }
+            Some(Fate::Held | Fate::Released) => {}
         }
         Ok(Self { app, arrival, ticket, fate })
-    }
-
-    /// Returns the problem for a grant whose loss was reported. The store is not asked again, so a client that continues to
-    /// use such a ticket costs little.
-    fn lost_before(&self) -> Option<Problem> {
-        let Some(Fate::Lost(reason)) = &self.fate else { return None };
-        Some(Problem::lost(&Loss::new(self.ticket.name().clone(), self.ticket.token(), (**reason).clone())))
     }
 
     /// Does not count the request as one that failed.

@@ -2,13 +2,12 @@
 
 use axum::response::IntoResponse as _;
 use leasehold::Locker;
-use leasehold::clock::TestClock;
 use leasehold::env::Env;
-use leasehold::lease::StoreOptions;
 use serde_json::Value;
 
 use super::*;
 use crate::audit::Audit;
+use crate::feed::paused_store;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -131,9 +130,7 @@ async fn a_repeated_release_is_not_a_loss() {
 
 #[tokio::test(start_paused = true)]
 async fn failed_requests_are_limited_and_valid_ones_are_not() {
-    let mut options = StoreOptions::default();
-    options.env = Env::seeded(Arc::new(TestClock::default()), 1);
-    let (locker, other) = (Locker::open_with("mem:", options).await.unwrap(), mem().await);
+    let (locker, other) = (paused_store().await, mem().await);
     let app = App::on(&locker, None);
     let arrival = async || app.arrival(false).await;
     let caller = arrival().await.caller;
@@ -183,9 +180,7 @@ async fn failed_requests_are_limited_and_valid_ones_are_not() {
 /// After a restart, a server knows no grant.
 #[tokio::test(start_paused = true)]
 async fn many_unknown_tickets_are_renewed_if_they_are_valid() {
-    let mut options = StoreOptions::default();
-    options.env = Env::seeded(Arc::new(TestClock::default()), 1);
-    let locker = Locker::open_with("mem:", options).await.unwrap();
+    let locker = paused_store().await;
     let app = App::on(&locker, None);
     let arrival = app.arrival(false).await;
     let mut tickets = Vec::new();
