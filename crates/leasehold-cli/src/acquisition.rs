@@ -19,10 +19,6 @@ use crate::wait_progress::{HELD_BY_PARENT, WaitProgress, is_held_by_parent};
 /// machine may need longer.
 const SHORTEST_OPENING_LIMIT: Duration = Duration::from_secs(5);
 
-/// How long a wait lasts at least if the store has not responded yet. A short limit may be shorter than the time of one
-/// request.
-pub(crate) const FIRST_RESPONSE: Duration = Duration::from_secs(2);
-
 /// The value of `--note` that selects the command line.
 const COMMAND_LINE: &str = "command-line";
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::HttpBody as _;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -19,17 +20,18 @@ use crate::access::{Access, Caller, Hosts, Right, Sessions, is_seal, seal};
 use crate::audit::{self, Audit};
 use crate::capacity::Capacity;
 use crate::changes::Changes;
-use crate::connections::Handle;
+use crate::connections::{Arriving, Handle};
 use crate::examiner::Examiner;
 use crate::feed::{Feed, FeedEvent};
 use crate::grants::Grants;
 use crate::limits::Limits;
 use crate::metrics::Metrics;
+use crate::peer::Peer;
 use crate::problem::Problem;
 use crate::readiness::Readiness;
 use crate::tls::{ClientCertificate, Tls};
 use crate::waits::Waits;
-use crate::wrong_tokens::{DELAY, Peer, WrongTokens};
+use crate::wrong_tokens::{DELAY, WrongTokens};
 
 /// How to serve a store.
 #[derive(Clone)]
@@ -300,10 +302,16 @@ pub(crate) async fn admit(State(app): Shared, mut request: Request, next: Next) 
         let response = match checked {
             Ok(arrival) => {
                 let place = request.extensions().get::<Handle>().filter(|_| !arrival.caller.has_no_rights());
-                let in_progress = place.map(Handle::begin);
+                let arriving = place.map(Arriving::new);
+                if let Some(arriving) = &arriving {
+                    if request.body().is_end_stream() {
+                        arriving.arrived();
+                    }
+                    request.extensions_mut().insert(arriving.clone());
+                }
                 request.extensions_mut().insert(arrival);
                 let response = next.run(request).await;
-                match in_progress {
+                match arriving.and_then(Arriving::into_progress) {
                     Some(in_progress) => in_progress.until_sent(response),
                     None => response,
                 }

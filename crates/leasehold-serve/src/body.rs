@@ -13,6 +13,7 @@ use leasehold::{LockName, Token};
 use serde::de::DeserializeOwned;
 
 use crate::app::App;
+use crate::connections::Arriving;
 use crate::problem::Problem;
 
 /// Maximum length of a request body, in bytes, except for renewals.
@@ -72,11 +73,16 @@ async fn in_time<T: FromRequest<Arc<App>>>(
     request: Request,
     app: &Arc<App>,
 ) -> Result<Result<T, T::Rejection>, Problem> {
-    let clock = app.locker.store().env().clock.clone();
-    timeout(&*clock, BODY_TIMEOUT, T::from_request(request, app)).await.ok_or_else(|| {
+    let (clock, arriving) =
+        (app.locker.store().env().clock.clone(), request.extensions().get::<Arriving>().cloned());
+    let read = timeout(&*clock, BODY_TIMEOUT, T::from_request(request, app)).await.ok_or_else(|| {
         let detail = format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs());
         Problem::new(StatusCode::REQUEST_TIMEOUT, "invalid", detail)
-    })
+    })?;
+    if let Some(arriving) = arriving {
+        arriving.arrived();
+    }
+    Ok(read)
 }
 
 fn is_json(headers: &HeaderMap) -> bool {

@@ -101,19 +101,13 @@ impl Changed {
 
 #[cfg(test)]
 mod tests {
-    use leasehold::clock::TestClock;
-    use leasehold::env::Env;
-    use leasehold::lease::StoreOptions;
-
     use super::*;
-    use crate::feed::Feed;
+    use crate::feed::{Feed, paused_store};
 
     #[tokio::test(start_paused = true)]
     async fn all_that_wait_for_one_lock_share_its_reads() {
-        let mut options = StoreOptions::default();
-        options.env = Env::seeded(Arc::new(TestClock::default()), 1);
         // It counts the requests to the store.
-        let feed = Feed::new(&Locker::open_with("mem:", options).await.unwrap());
+        let feed = Feed::new(&paused_store().await);
         let (locker, changes) = (feed.locker(), Arc::new(Changes::new(feed.locker())));
         let (name, begin) = (LockName::new("a").unwrap(), locker.store().env().now());
         let mut followers: Vec<_> = (0..100).map(|_| changes.follow(&name)).collect();
@@ -133,9 +127,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn many_locks_cause_few_reads() {
-        let mut options = StoreOptions::default();
-        options.env = Env::seeded(Arc::new(TestClock::default()), 1);
-        let feed = Feed::new(&Locker::open_with("mem:", options).await.unwrap());
+        let feed = Feed::new(&paused_store().await);
         let (locker, changes) = (feed.locker(), Arc::new(Changes::new(feed.locker())));
         let follow = |number| changes.follow(&LockName::new(format!("lock-{number}")).unwrap());
         let _followers: Vec<_> = (0..500).map(follow).collect();
@@ -146,9 +138,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_earlier_read_is_no_change() {
-        let mut options = StoreOptions::default();
-        options.env = Env::seeded(Arc::new(TestClock::default()), 1);
-        let locker = Locker::open_with("mem:", options).await.unwrap();
+        let locker = paused_store().await;
         let (changes, name) = (Arc::new(Changes::new(&locker)), LockName::new("a").unwrap());
         let mut follower = changes.follow(&name);
         let begin = locker.store().env().now();

@@ -26,11 +26,11 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use self::room::{Arriving, Handle, InProgress, MostConnections};
 use self::room::{Full, Place, Room};
-pub(crate) use self::room::{Handle, InProgress, MostConnections};
 use self::writes::TimedWrites;
+use crate::peer::Peer;
 use crate::tls::{ClientCertificate, Tls};
-use crate::wrong_tokens::Peer;
 
 /// How long a TLS handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);

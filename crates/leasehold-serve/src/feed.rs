@@ -395,6 +395,14 @@ pub(crate) fn reason(error: &Error) -> &'static str {
     }
 }
 
+/// Opens a store in memory whose clock a test with paused time moves.
+#[cfg(test)]
+pub(crate) async fn paused_store() -> Locker {
+    let mut options = leasehold::lease::StoreOptions::default();
+    options.env = leasehold::env::Env::seeded(Arc::new(leasehold::clock::TestClock::default()), 1);
+    Locker::open_with("mem:", options).await.unwrap()
+}
+
 #[cfg(test)]
 mod tests {
     use tokio::sync::broadcast::error::TryRecvError;

@@ -4,19 +4,19 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use leasehold::{LockName, Ticket, Token};
+use leasehold::{LockName, LossReason, Ticket, Token};
 
 /// How many grants are kept at least, if there are so many. The number that is kept is at most twice as high.
 const KEPT: usize = 10_000;
 
 /// What the server last learned about a grant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// The store granted or renewed it.
     Held,
     Released,
     /// Its loss was reported.
-    Lost,
+    Lost(Box<LossReason>),
 }
 
 /// The grants that were used last. A grant that is renewed stays, however many others there are.
@@ -52,20 +52,20 @@ impl Grants {
         self.generations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records the fate of the grant of `ticket`, which the store has confirmed.
-    pub(crate) fn record(&self, ticket: &Ticket, fate: Fate) {
+    /// Records the fate of the grant of `ticket`, which the store has confirmed. Returns the fate before.
+    pub(crate) fn record(&self, ticket: &Ticket, fate: Fate) -> Option<Fate> {
         let mut generations = self.generations();
         let Generations { young, old } = &mut *generations;
         let key = key(ticket);
         if let Some(seen) = young.get_mut(&key).filter(|seen| seen.ticket.is_of_same_grant(ticket)) {
-            seen.fate = fate;
-            return;
+            return Some(std::mem::replace(&mut seen.fate, fate));
         }
         if young.len() >= self.kept {
             *old = std::mem::take(young);
         }
-        old.remove(&key);
+        let before = old.remove(&key).filter(|seen| seen.ticket.is_of_same_grant(ticket));
         young.insert(key, Seen { ticket: ticket.clone(), fate });
+        before.map(|seen| seen.fate)
     }
 
     /// Returns the fate of the grant of `ticket`, if the server knows this grant.
@@ -73,7 +73,7 @@ impl Grants {
         let generations = self.generations();
         let key = key(ticket);
         let seen = generations.young.get(&key).or_else(|| generations.old.get(&key))?;
-        seen.ticket.is_of_same_grant(ticket).then_some(seen.fate)
+        seen.ticket.is_of_same_grant(ticket).then(|| seen.fate.clone())
     }
 }
 
@@ -97,8 +97,8 @@ mod tests {
         let grants = Grants::default();
         let held = ticket(&locker, "a").await;
         assert_eq!(grants.fate(&held), None);
-        for fate in [Fate::Held, Fate::Released, Fate::Lost] {
-            grants.record(&held, fate);
+        for fate in [Fate::Held, Fate::Released, Fate::Lost(Box::new(LossReason::Ended))] {
+            grants.record(&held, fate.clone());
             assert_eq!(grants.fate(&held), Some(fate));
         }
         assert_eq!(grants.fate(&ticket(&other, "a").await), None);

@@ -28,6 +28,7 @@ mod feed;
 mod grants;
 mod limits;
 mod metrics;
+mod peer;
 mod problem;
 mod rates;
 mod readiness;

@@ -67,18 +67,13 @@ impl Readiness {
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt as _;
-    use leasehold::clock::TestClock;
-    use leasehold::env::Env;
-    use leasehold::lease::StoreOptions;
 
     use super::*;
-    use crate::feed::Feed;
+    use crate::feed::{Feed, paused_store};
 
     #[tokio::test(start_paused = true)]
     async fn probes_share_one_request_to_the_store() {
-        let mut options = StoreOptions::default();
-        options.env = Env::seeded(Arc::new(TestClock::default()), 1);
-        let feed = Feed::new(&Locker::open_with("mem:", options).await.unwrap());
+        let feed = Feed::new(&paused_store().await);
         let (readiness, locker) = (Readiness::default(), feed.locker());
         let checks = (0..100).map(|_| readiness.check(locker));
         assert!(futures_util::future::join_all(checks).await.iter().all(Result::is_ok));
@@ -90,9 +85,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn probes_that_are_given_up_share_a_request_too() {
-        let mut options = StoreOptions::default();
-        options.env = Env::seeded(Arc::new(TestClock::default()), 1);
-        let feed = Feed::new(&Locker::open_with("mem:", options).await.unwrap());
+        let feed = Feed::new(&paused_store().await);
         let (readiness, locker) = (Readiness::default(), feed.locker());
         for _ in 0..100 {
             assert!(readiness.check(locker).now_or_never().is_none());

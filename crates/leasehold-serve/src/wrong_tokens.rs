@@ -5,12 +5,13 @@
 //! be that of a proxy.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leasehold::clock::Moment;
 
+use crate::peer::network;
 use crate::rates::Rates;
 
 /// How many requests with a wrong token from one address are answered without a delay: per second, and at once.
@@ -22,10 +23,6 @@ pub(crate) const DELAY: Duration = Duration::from_secs(1);
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// How many addresses are counted between two log lines.
 const MAX_ADDRESSES: usize = 1_000;
-
-/// The address of a client, or of the proxy in front of it. An extension of its requests.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer(pub(crate) IpAddr);
 
 #[derive(Debug)]
 pub(crate) struct WrongTokens {
@@ -83,14 +80,6 @@ impl NotLogged {
             "requests had a token that is unknown, invalid or expired"
         );
         *self = Self { logged: Some(now), ..Self::default() };
-    }
-}
-
-/// Returns the network of an IPv6 address, which one client may have as a whole.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64)).into(),
-        address => address,
     }
 }
 

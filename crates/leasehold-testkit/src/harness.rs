@@ -199,6 +199,7 @@ pub(crate) async fn read_record(register: &dyn Register, key: &str) -> String {
 }
 
 /// Returns all that the files of the SQLite database at `path` contain.
+#[allow(dead_code, reason = "used by stores that are cargo features")]
 pub(crate) fn read_database(path: &std::path::Path) -> String {
     ["", "-wal"]
         .iter()

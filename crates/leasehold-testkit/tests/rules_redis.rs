@@ -451,7 +451,7 @@ async fn the_grace_must_cover_the_real_lag_of_replicas() {
 /// The limit of the server may be unknown to the client, or be raised while it is connected. A client that connects again
 /// reads the new one.
 #[tokio::test]
-async fn a_primary_that_is_cut_off_renews_only_within_the_lag_that_counts() {
+async fn a_primary_that_is_cut_off_renews_only_within_its_lag() {
     let ([primary, replica], store) = pair("margin=0s&failover_grace=9s", "1").await;
     let claim = claim_of(&*store, "lock", Duration::from_secs(5));
     let mut grant = granted_to(&*store, &claim).await;

@@ -206,6 +206,36 @@ impl Finding {
         )
     }
 
+    /// Creates the finding that locks cannot be listed because of `error`.
+    pub(crate) fn unlisted(check: &'static str, error: &StoreError) -> Self {
+        Self::of_error(check, CheckStatus::Warning, error)
+            .with_help("locks work without it; `leasehold ls` does not")
+    }
+
+    /// Creates the finding that the result of an examination could not be recorded in the store because of `error`.
+    pub(crate) fn not_recorded(error: &StoreError) -> Self {
+        Self::warning("record", format!("the result could not be recorded in the store: {error}"))
+            .with_help("an earlier result in the store stays valid: try again when the store is less busy")
+    }
+
+    /// Adds a line of advice.
+    #[must_use]
+    pub fn with_help(mut self, help: impl Into<String>) -> Self {
+        self.help.push(help.into());
+        self
+    }
+
+    /// Adds general advice to a failure that has none.
+    pub(crate) fn add_default_help(&mut self) {
+        if self.verdict == CheckStatus::Failed && self.help.is_empty() {
+            self.help.push("try again; if the check fails again, do not use this store for locks".to_owned());
+        }
+    }
+}
+
+/// For the stores.
+#[allow(dead_code, reason = "used by stores that are cargo features")]
+impl Finding {
     /// Creates the finding for a request of `check` that must succeed. `good` says what that means.
     pub(crate) fn asked(check: &'static str, good: &str, result: Result<(), StoreError>) -> Self {
         Self::settled(check, result.map(|()| Self::passed(check, good)))
@@ -234,32 +264,6 @@ impl Finding {
             _ => error.to_string(),
         };
         Self::not_applicable(check, format!("not checked: {why}"))
-    }
-
-    /// Creates the finding that locks cannot be listed because of `error`.
-    pub(crate) fn unlisted(check: &'static str, error: &StoreError) -> Self {
-        Self::of_error(check, CheckStatus::Warning, error)
-            .with_help("locks work without it; `leasehold ls` does not")
-    }
-
-    /// Creates the finding that the result of an examination could not be recorded in the store because of `error`.
-    pub(crate) fn not_recorded(error: &StoreError) -> Self {
-        Self::warning("record", format!("the result could not be recorded in the store: {error}"))
-            .with_help("an earlier result in the store stays valid: try again when the store is less busy")
-    }
-
-    /// Adds a line of advice.
-    #[must_use]
-    pub fn with_help(mut self, help: impl Into<String>) -> Self {
-        self.help.push(help.into());
-        self
-    }
-
-    /// Adds general advice to a failure that has none.
-    pub(crate) fn add_default_help(&mut self) {
-        if self.verdict == CheckStatus::Failed && self.help.is_empty() {
-            self.help.push("try again; if the check fails again, do not use this store for locks".to_owned());
-        }
     }
 }
 

@@ -27,10 +27,12 @@ mod questions;
 pub(crate) mod races;
 pub(crate) mod trust;
 
-pub(crate) use self::examine::{examine_cells, examine_register};
+pub(crate) use self::examine::examine_register;
 pub(crate) use self::first_use::{LIMIT, prove};
 use self::front_ends::Fronts;
-pub(crate) use self::marker::{KEY, Subject};
+pub(crate) use self::marker::Subject;
+#[allow(unused_imports, reason = "used by stores that are cargo features")]
+pub(crate) use self::{examine::examine_cells, marker::KEY};
 use crate::error::StoreError;
 use crate::register::Register;
 use crate::retry::retry;
@@ -60,7 +62,7 @@ const KEEPSAKE: &str = ".leasehold-probe-metadata";
 /// ```
 ///
 /// # Errors
-/// Returns [`ErrorKind::Unsupported`] if the store ignores preconditions or does not check them atomically, or was
+/// Returns [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store ignores preconditions or does not check them atomically, or was
 /// found to do so earlier. Returns the store's error if it cannot be read or written, and the last error if it stays
 /// busy.
 pub async fn probe(register: &dyn Register) -> Result<(), StoreError> {

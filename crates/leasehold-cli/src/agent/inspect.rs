@@ -18,7 +18,7 @@ use super::message::Answer;
 use super::refusal::Refusal;
 use super::session::{Reply, Session, Work};
 use super::waiting;
-use crate::acquisition::FIRST_RESPONSE;
+use crate::mode::FIRST_RESPONSE;
 use crate::output::doctor;
 
 /// Maximum number of names in a message.

@@ -6,10 +6,11 @@ use std::time::Duration;
 use leasehold::clock::timeout;
 use leasehold::lease::State;
 
-use crate::acquisition::{FIRST_RESPONSE, opening_limit};
+use crate::acquisition::opening_limit;
 use crate::args::{WaitArgs, duration};
 use crate::context::{self, Context};
 use crate::exit::{FAILED, Failure, TIMED_OUT};
+use crate::mode::FIRST_RESPONSE;
 use crate::output::{human, json, print};
 use crate::shell;
 use crate::wait_progress::WaitProgress;

@@ -1,12 +1,13 @@
 //! What clients cannot take from others: connections, event streams, and the store.
 
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
 
 use rustix::process::Signal;
 use serde_json::json;
 
 use super::access::{guarded, with_access};
+use super::records::metrics;
 use super::{Answer, Server, bearer, key_of};
 use crate::support::{Sandbox, wait_until};
 
@@ -111,15 +112,38 @@ fn streams_need_a_right_and_leave_room_for_others() {
 }
 
 #[test]
+fn a_body_that_does_not_arrive_takes_no_room_of_others() {
+    let sandbox = Sandbox::new();
+    // One address may have 4 connections.
+    let server = Server::start(&sandbox, "--max-connections 16");
+    let head = [("Content-Type", "application/json"), ("Content-Length", "16000")];
+    let mut slow: Vec<_> = (0..4).map(|_| server.send("POST /v1/holds/renew", &head, "")).collect();
+    server.acquire("x", "a").expect(201);
+    // A connection that was not closed for the new one gets a response after 30 s.
+    wait_until("one is closed", || {
+        slow.iter_mut().any(|stream| {
+            stream.set_nonblocking(true).unwrap();
+            match stream.read(&mut [0]) {
+                Ok(length) => {
+                    assert_eq!(length, 0, "a response");
+                    true
+                }
+                Err(error) => error.kind() != ErrorKind::WouldBlock,
+            }
+        })
+    });
+}
+
+#[test]
 fn requests_that_wait_for_a_change_are_no_waiters() {
     let sandbox = Sandbox::new();
-    let server = Server::start(&sandbox, "--max-connections 16");
+    let server = Server::start(&sandbox, "--max-connections 16 --metrics 127.0.0.1:0");
     server.acquire_with("a", &json!({ "lock": "x", "ttl": "10m" })).expect(201);
     let tag = server.get("/v1/locks/x").expect(200).header("etag").unwrap().to_owned();
     let known = [("If-None-Match", &*tag)];
     // With 16 connections, two requests may wait for a change.
     let _polls: Vec<_> = (0..2).map(|_| server.send("GET /v1/locks/x?wait=60s", &known, "")).collect();
-    wait_until("there are too many", || server.ask("GET /v1/locks/x?wait=10ms", &known, "").status == 429);
+    wait_until("the polls wait", || metrics(&server).contains("leasehold_polls 2\n"));
     server.ask("GET /v1/locks/x?wait=10ms", &known, "").problem(429, "too-many-waiters");
     server.acquire_with("b", &json!({ "lock": "y", "wait": "60s" })).expect(201);
 }

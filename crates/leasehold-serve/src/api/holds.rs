@@ -31,6 +31,10 @@ use crate::waits::Withdrawn;
 /// How many tickets one request may renew, and how long its body may be.
 const MAX_RENEWALS: usize = 100;
 pub(super) const MAX_RENEWAL_BODY: usize = 64 * 1024;
+/// For how long a request with an unknown ticket waits until the limit of failed requests admits it, and how often it
+/// asks. Tickets that this server has not seen may all be valid, for example after a restart.
+const PATIENCE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(50);
 /// Maximum cooldown.
 const MAX_COOLDOWN: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
@@ -74,7 +78,7 @@ pub(crate) async fn renew_one(app: &App, arrival: &Arrival, text: &str) -> Resul
 
 /// Renews a hold. Also returns which fraction of the ttl was left when the store responded.
 async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<(Renewed, f64), Problem> {
-    let presented = Presented::parse(app, arrival, text)?;
+    let presented = Presented::parse(app, arrival, text).await?;
     let ticket = &presented.ticket;
     let held = match app.locker.renew(ticket).await {
         Ok(held) => held,
@@ -114,8 +118,11 @@ pub(crate) async fn release_one(
     cooldown: Option<&str>,
 ) -> Result<ReleasedAnswer, Problem> {
     let cooldown = cooldown.map(|cooldown| duration("cooldown", cooldown, MAX_COOLDOWN)).transpose()?;
-    let presented = Presented::parse(app, arrival, text)?;
+    let presented = Presented::parse(app, arrival, text).await?;
     let ticket = &presented.ticket;
+    if presented.fate == Some(Fate::Released) {
+        return Ok(ReleasedAnswer { lock: ticket.name().to_string(), released: true, before: true });
+    }
     let released = match cooldown {
         Some(cooldown) => app.locker.release_with_cooldown(ticket, cooldown).await,
         None => app.locker.release(ticket).await,
@@ -208,7 +215,7 @@ pub(crate) async fn check(
                 lapses_within_ms: held.lapses_within.map(ms),
             }));
         }
-        Err(reason) => reason,
+        Err(reason) => *reason,
     };
     let is_known = app.grants.fate(&ticket).is_some() || status.history.iter().any(|past| ticket.is_of(past));
     if !is_known {
@@ -222,13 +229,16 @@ struct Presented<'a> {
     app: &'a App,
     arrival: &'a Arrival,
     ticket: Ticket,
-    /// Whether the request is counted as one that fails.
-    is_counted: bool,
+    /// What this server knew about the grant when the request arrived. A request for an unknown grant counts as one that
+    /// fails, until the store has confirmed the grant.
+    fate: Option<Fate>,
 }
 
 impl<'a> Presented<'a> {
-    /// Parses the ticket in a request. Fails if the caller may not use it, or has sent too many invalid tickets.
-    fn parse(app: &'a App, arrival: &'a Arrival, text: &str) -> Result<Self, Problem> {
+    /// Parses the ticket in a request. Fails if the caller may not use it, has sent too many invalid tickets, or was told
+    /// that the hold is lost. Then the store is not asked again, so a client that continues to use such a ticket costs
+    /// little.
+    async fn parse(app: &'a App, arrival: &'a Arrival, text: &str) -> Result<Self, Problem> {
         let attempt = || app.limits.attempt(arrival.caller.name(), arrival.at);
         let ticket = match text.parse::<Ticket>() {
             Ok(ticket) => ticket,
@@ -240,16 +250,24 @@ impl<'a> Presented<'a> {
             return Err(problem);
         }
         // A hold that this server has seen is renewed, however many other requests of the caller fail.
-        let is_counted = app.grants.fate(&ticket) != Some(Fate::Held);
-        if is_counted {
-            attempt()?;
+        let fate = app.grants.fate(&ticket);
+        match &fate {
+            None => patiently(app, arrival).await?,
+            Some(Fate::Lost(reason)) => {
+                return Err(Problem::lost(&Loss::new(
+                    ticket.name().clone(),
+                    ticket.token(),
+                    (**reason).clone(),
+                )));
+            }
+            Some(Fate::Held | Fate::Released) => {}
         }
-        Ok(Self { app, arrival, ticket, is_counted })
+        Ok(Self { app, arrival, ticket, fate })
     }
 
     /// Does not count the request as one that failed.
     fn not_counted(&self) {
-        if self.is_counted {
+        if self.fate.is_none() {
             self.app.limits.succeeded(self.arrival.caller.name());
         }
     }
@@ -271,15 +289,15 @@ impl<'a> Presented<'a> {
     /// Returns the problem for the loss of the hold. Reports the loss once, if the server or the store knows the grant.
     async fn lost(&self, reason: &LossReason) -> Problem {
         let Self { app, arrival, ticket, .. } = self;
-        let fate = app.grants.fate(ticket);
         // If the store does not respond, the ticket counts as one of an unknown grant.
-        if fate.is_none() && !self.is_past(|_| true).await.unwrap_or_default() {
+        if self.fate.is_none() && !self.is_past(|_| true).await.unwrap_or_default() {
             app.report_refused(ticket.name(), "unknown-ticket", arrival);
             return Problem::unknown_grant(ticket.name(), reason);
         }
         let loss = Loss::new(ticket.name().clone(), ticket.token(), reason.clone());
-        if fate != Some(Fate::Lost) {
-            app.grants.record(ticket, Fate::Lost);
+        // Many requests may learn of the loss at the same time.
+        let before = app.grants.record(ticket, Fate::Lost(Box::new(reason.clone())));
+        if !matches!(before, Some(Fate::Lost(_))) {
             app.metrics.lost(reason.as_str());
             let (token, reason) = (token(app, ticket), Some(reason.as_str().to_owned()));
             app.report(FeedEvent { token, reason, ..FeedEvent::new("lost", ticket.name()) }, arrival).await;
@@ -289,12 +307,7 @@ impl<'a> Presented<'a> {
 
     /// Returns whether an earlier request, whose response was lost, released the hold.
     async fn was_released(&self) -> Result<bool, Problem> {
-        let is_known = self.app.grants.fate(&self.ticket) == Some(Fate::Released);
-        let is_past = match is_known {
-            true => Ok(true),
-            false => self.is_past(|past| past.end == End::Released).await,
-        };
-        is_past.map_err(|error| {
+        self.is_past(|past| past.end == End::Released).await.map_err(|error| {
             self.not_counted();
             error.into()
         })
@@ -304,6 +317,17 @@ impl<'a> Presented<'a> {
     async fn is_past(&self, is: impl Fn(&PastGrant) -> bool) -> leasehold::Result<bool> {
         let status = self.app.locker.inspect(self.ticket.name()).await?;
         Ok(status.history.iter().any(|past| self.ticket.is_of(past) && is(past)))
+    }
+}
+
+/// Counts a request with an unknown ticket as one that fails. Waits for a short time if there were too many.
+async fn patiently(app: &App, arrival: &Arrival) -> Result<(), Problem> {
+    loop {
+        let now = app.now();
+        match app.limits.attempt(arrival.caller.name(), now) {
+            Err(_) if now.longest_since(arrival.at) < PATIENCE => app.sleep(PAUSE).await,
+            admitted => return admitted,
+        }
     }
 }
 

@@ -13,8 +13,8 @@ use super::layout::{Head, Page};
 use crate::access::{SESSION_LIFETIME, Sessions};
 use crate::app::{App, Arrival, Dashboard, Shared};
 use crate::body::Timely;
+use crate::peer::Peer;
 use crate::problem::Problem;
-use crate::wrong_tokens::Peer;
 
 /// The path of the pages for which a session is valid.
 const PAGES: &str = "/ui/";

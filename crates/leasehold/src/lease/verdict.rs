@@ -60,17 +60,18 @@ impl State {
     /// assert!(locker.inspect(&name).await?.state.held_with(token).is_ok());
     /// guard.release().await?;
     /// let lost = locker.inspect(&name).await?.state.held_with(token);
-    /// assert_eq!(lost, Err(leasehold::LossReason::Ended));
+    /// assert_eq!(*lost.unwrap_err(), leasehold::LossReason::Ended);
     /// # Ok::<_, leasehold::Error>(())
     /// # }).unwrap();
     /// ```
-    pub fn held_with(self, token: Token) -> Result<HolderInfo, LossReason> {
-        match self {
-            Self::Held(held) if held.token == Some(token) && !held.in_cooldown => Ok(held),
-            Self::Held(held) => Err(taken_over(Some(held)).unwrap_or(LossReason::Ended)),
-            Self::Lapsed(held) if held.token == Some(token) => Err(LossReason::EXPIRED),
-            Self::Lapsed(_) | Self::Free => Err(LossReason::Ended),
-        }
+    pub fn held_with(self, token: Token) -> Result<HolderInfo, Box<LossReason>> {
+        let reason = match self {
+            Self::Held(held) if held.token == Some(token) && !held.in_cooldown => return Ok(held),
+            Self::Held(held) => taken_over(Some(held)).unwrap_or(LossReason::Ended),
+            Self::Lapsed(held) if held.token == Some(token) => LossReason::EXPIRED,
+            Self::Lapsed(_) | Self::Free => LossReason::Ended,
+        };
+        Err(Box::new(reason))
     }
 }
 
@@ -149,7 +150,7 @@ mod tests {
             (State::Lapsed(info(8, false)), LossReason::Ended),
             (State::Free, LossReason::Ended),
         ] {
-            assert_eq!(state.held_with(token), Err(reason));
+            assert_eq!(state.held_with(token), Err(Box::new(reason)));
         }
     }
 

@@ -97,6 +97,7 @@ pub(crate) const RACES_FIRST_USE: usize = 44;
 pub(crate) const RACES_DOCTOR: usize = 66;
 
 impl Races {
+    #[allow(dead_code, reason = "used by stores that are cargo features")]
     pub(crate) const NONE: Self = Self { races: 0, racers: 0, least_racers: 0, lanes: 0 };
 
     const fn of_register(races: usize, racers: usize) -> Self {

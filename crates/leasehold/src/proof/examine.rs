@@ -35,6 +35,7 @@ pub(crate) async fn examine_register(
 }
 
 /// Adds the answers of `cells` to `found`, the findings of the store's own checks.
+#[allow(dead_code, reason = "used by stores that are cargo features")]
 pub(crate) async fn examine_cells(cells: &dyn Cells, thorough: bool, found: Examined) -> Examined {
     examine(cells, &[cells], Selection::Doctor { thorough, deletes: false }, found).await
 }

@@ -4,6 +4,8 @@
 //! It runs in its own task, because a caller may stop polling its future for any length of time while other tasks wait
 //! behind it in the queue of this process, and other processes wait behind it in the line.
 
+mod reply;
+
 use std::ops::ControlFlow;
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,6 +15,7 @@ use tokio::sync::oneshot;
 use tracing::field::Empty;
 use tracing::{Instrument, Span};
 
+use self::reply::{Reply, send};
 use crate::clock::timeout;
 use crate::error::{Error, ErrorKind, Result, StoreError};
 use crate::lease::{AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, LossReason, Secret, State, Token};
@@ -45,46 +48,6 @@ impl Wait {
             Self::Yes => false,
             Self::UntilCooldown => held.in_cooldown,
         }
-    }
-}
-
-/// The receiver of the outcome of an acquisition. `None` once it has an outcome.
-pub(crate) enum Reply {
-    /// A caller for which this process keeps the lock.
-    Hold(Option<oneshot::Sender<Result<Hold>>>),
-    /// A caller that hands the grant on. This process then neither renews nor releases it.
-    Grant(Option<oneshot::Sender<Result<Grant>>>),
-}
-
-impl Reply {
-    /// Completes when the caller is gone.
-    async fn closed(&mut self) {
-        match self {
-            Self::Hold(Some(reply)) => reply.closed().await,
-            Self::Grant(Some(reply)) => reply.closed().await,
-            Self::Hold(None) | Self::Grant(None) => {}
-        }
-    }
-
-    fn is_closed(&self) -> bool {
-        match self {
-            Self::Hold(reply) => reply.as_ref().is_none_or(oneshot::Sender::is_closed),
-            Self::Grant(reply) => reply.as_ref().is_none_or(oneshot::Sender::is_closed),
-        }
-    }
-
-    fn fail(&mut self, error: Error) {
-        match self {
-            Self::Hold(reply) => send(reply, Err(error)),
-            Self::Grant(reply) => send(reply, Err(error)),
-        }
-    }
-}
-
-/// Sends `outcome`, unless the caller is gone or has one.
-fn send<T>(reply: &mut Option<oneshot::Sender<Result<T>>>, outcome: Result<T>) {
-    if let Some(reply) = reply.take() {
-        let _ = reply.send(outcome);
     }
 }
 

@@ -225,7 +225,7 @@ impl AzureLeases {
         let mut budget = self.budget(attempt_limit(Ttl::DEFAULT), Ttl::DEFAULT);
         let state = self.state(name, &mut budget).await.unwrap_or(State::Free);
         // A lease that another program is breaking has its id until it ends.
-        state.held_with(token).err().unwrap_or(LossReason::Ended)
+        state.held_with(token).err().map_or(LossReason::Ended, |reason| *reason)
     }
 }
 

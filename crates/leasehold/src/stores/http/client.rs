@@ -14,8 +14,7 @@ use super::config::Config;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::Status;
-use crate::stores::certificates;
-use crate::stores::over_http::answer::{Failure, Impostor, is_plain, may_be_tls};
+use crate::stores::over_http::answer::{Failure, Impostor, help_if_tls, help_with_tls};
 use crate::stores::over_http::https;
 use crate::types::{LockName, printable};
 use crate::view::LockDetail;
@@ -212,24 +211,17 @@ impl Client {
         let (what, base) = (&request.what, &self.config.base);
         match failure {
             Failure::NotConnected { detail } => {
-                let help = match (base.strip_prefix("https://"), certificates::help(&detail)) {
-                    (Some(host), _) if is_plain(&detail) => {
-                        format!("the server does not use TLS: if it expects plain HTTP, write http://{host}")
-                    }
-                    (_, Some(help)) => help.to_owned(),
-                    _ => "check that `leasehold serve` runs there, and the proxy, the name resolution and the network"
-                        .to_owned(),
-                };
+                let help = help_with_tls("", base, &detail).unwrap_or_else(|| {
+                    "check that `leasehold serve` runs there, and the proxy, the name resolution and the network"
+                        .to_owned()
+                });
                 Fault::unavailable(format!("no connection to {base}: {detail}")).with_help(help).not_applied()
             }
             Failure::NoAnswer { detail } => {
-                let may_be_tls = may_be_tls(&detail);
                 let fault = Fault::unavailable(format!("{what}: no response from {base}: {detail}"));
-                request.unknown(match base.strip_prefix("http://") {
-                    Some(host) if may_be_tls => fault.with_help(format!(
-                        "the server does not respond in plain HTTP: if it expects TLS, write https://{host}"
-                    )),
-                    _ => fault,
+                request.unknown(match help_if_tls("", base, &detail) {
+                    Some(help) => fault.with_help(help),
+                    None => fault,
                 })
             }
             _ => {

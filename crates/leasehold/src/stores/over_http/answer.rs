@@ -95,13 +95,10 @@ impl Asked<'_> {
                     .not_applied()
             }
             Failure::NoAnswer { detail } => {
-                let may_be_tls = may_be_tls(&detail);
                 let fault = Fault::unavailable(format!("{what}: no response from {endpoint}: {detail}"));
-                self.unknown(match endpoint.strip_prefix("http://") {
-                    Some(host) if may_be_tls => fault.with_help(format!(
-                        "the server does not respond in plain HTTP: if it expects TLS, write endpoint=https://{host}"
-                    )),
-                    _ => fault,
+                self.unknown(match help_if_tls("endpoint=", endpoint, &detail) {
+                    Some(help) => fault.with_help(help),
+                    None => fault,
                 })
             }
         })
@@ -227,30 +224,34 @@ impl Row {
 /// Returns the help for a connection that could not be made. rustls's messages reveal a wrong scheme and bad
 /// certificates.
 fn help_to_connect(endpoint: &str, detail: &str) -> String {
-    if let Some(host) = endpoint.strip_prefix("https://")
-        && is_plain(detail)
-    {
-        return format!(
-            "the server does not use TLS: if it expects plain HTTP, write endpoint=http://{host}"
-        );
-    }
-    if let Some(help) = certificates::help(detail) {
-        return help.to_owned();
+    if let Some(help) = help_with_tls("endpoint=", endpoint, detail) {
+        return help;
     }
     let tls = if endpoint.starts_with("https://") { " and that it uses TLS" } else { "" };
     format!("check the endpoint{tls}, the proxy if there is one, the name resolution and the network")
 }
 
-/// Returns whether a connection failed because the server does not use TLS. The words are from rustls's messages.
-pub(in crate::stores) fn is_plain(detail: &str) -> bool {
-    detail.contains("InvalidContentType")
+/// Returns the help for a connection to `url` that was not made because of TLS: the server does not use it, or its
+/// certificate is bad. The user wrote the URL after `option`. The words are from rustls's messages.
+pub(in crate::stores) fn help_with_tls(option: &str, url: &str, detail: &str) -> Option<String> {
+    match url.strip_prefix("https://") {
+        Some(host) if detail.contains("InvalidContentType") => Some(format!(
+            "the server does not use TLS: if it expects plain HTTP, write {option}http://{host}"
+        )),
+        _ => certificates::help(detail).map(str::to_owned),
+    }
 }
 
-/// Returns whether a plain request got no response because the server expects TLS, or may expect it.
-pub(in crate::stores) fn may_be_tls(detail: &str) -> bool {
+/// Returns the help for a request to `url` that got no response, if it was plain and the server may expect TLS. The user
+/// wrote the URL after `option`.
+pub(in crate::stores) fn help_if_tls(option: &str, url: &str, detail: &str) -> Option<String> {
+    let host = url.strip_prefix("http://")?;
     // hyper's error for a response that does not begin with HTTP/1.1, such as a TLS alert, and its error for a server
     // that closes the connection.
-    ["invalid HTTP", "connection closed", "Connection reset"].iter().any(|words| detail.contains(words))
+    let may_be_tls = ["invalid HTTP", "connection closed", "Connection reset"];
+    may_be_tls.iter().any(|words| detail.contains(words)).then(|| {
+        format!("the server does not respond in plain HTTP: if it expects TLS, write {option}https://{host}")
+    })
 }
 
 /// What responded instead of the store.
