@@ -149,14 +149,14 @@ async fn the_doctor_names_what_is_unsafe_or_missing() {
     assert_found(&as_user, "row-security", CheckStatus::Warning, "policies").await;
     psql(&url, "ALTER TABLE locks DROP CONSTRAINT locks_pkey").await;
     assert_found(&url, "unique-names", CheckStatus::Failed, "PRIMARY KEY").await;
-    psql(&url, "ALTER TABLE locks ADD PRIMARY KEY (name); ALTER TABLE locks DROP COLUMN lease_us CASCADE")
+    psql(&url, "ALTER TABLE locks ADD PRIMARY KEY (name); ALTER TABLE locks DROP COLUMN written_us CASCADE")
         .await;
-    assert_found(&url, "reachable", CheckStatus::Failed, "lease_us").await;
-    psql(&url, "ALTER TABLE locks ADD lease_us bigint, ALTER ttl_ms TYPE int").await;
-    assert_found(&url, "table", CheckStatus::Failed, "ttl_ms").await;
-    psql(&url, "ALTER TABLE locks ALTER ttl_ms TYPE bigint, ALTER holder TYPE json").await;
-    assert_found(&url, "table", CheckStatus::Failed, "holder").await;
-    psql(&url, "ALTER TABLE locks ALTER holder TYPE jsonb, ALTER name TYPE varchar(64)").await;
+    assert_found(&url, "reachable", CheckStatus::Failed, "written_us").await;
+    psql(&url, "ALTER TABLE locks ADD written_us bigint, ALTER served TYPE int").await;
+    assert_found(&url, "table", CheckStatus::Failed, "served").await;
+    psql(&url, "ALTER TABLE locks ALTER served TYPE bigint, ALTER line TYPE json").await;
+    assert_found(&url, "table", CheckStatus::Failed, "line").await;
+    psql(&url, "ALTER TABLE locks ALTER line TYPE jsonb, ALTER name TYPE varchar(64)").await;
     assert_found(&url, "table", CheckStatus::Passed, "").await;
     psql(&url, "ALTER TABLE locks SET UNLOGGED").await;
     assert_found(&url, "reachable", CheckStatus::Failed, "UNLOGGED").await;

@@ -22,22 +22,26 @@ async fn assert_withheld(store: &dyn LeaseStore, name: &str) {
     assert!(held.lapses_within.unwrap() > TTL, "{held:?}");
 }
 
-/// Sets the `holder` column of the row about the server to an SQL expression.
-async fn change_epoch(url: &str, holder: &str) {
-    let sql =
-        format!("UPDATE {} SET holder = {holder} WHERE name = '//leasehold/epoch' RETURNING 1", table(url));
+/// Sets the record of the row about the server to an SQL expression of `about`, that record.
+async fn change_epoch(url: &str, changed: &str) {
+    let sql = format!(
+        "UPDATE {0} AS e SET record = ({changed})::json
+         FROM (SELECT record::jsonb AS about FROM {0} WHERE name = '//leasehold/epoch') AS before
+         WHERE e.name = '//leasehold/epoch' RETURNING 1",
+        table(url)
+    );
     assert_eq!(psql(url, &sql).await, "1");
 }
 
 /// Changes the row as if this many seconds had passed.
 async fn wait_for(url: &str, seconds: u64) {
-    let since = format!("to_jsonb((holder->>'since_us')::int8 - {seconds} * 1000000::int8)");
-    change_epoch(url, &format!("jsonb_set(holder, '{{since_us}}', {since})")).await;
+    let since = format!("to_jsonb((about->>'since_us')::int8 - {seconds} * 1000000::int8)");
+    change_epoch(url, &format!("jsonb_set(about, '{{since_us}}', {since})")).await;
 }
 
 /// Changes the row as if another server had been promoted.
 async fn fail_over(url: &str) {
-    change_epoch(url, r#"jsonb_set(holder, '{epoch}', '"7 00000003"')"#).await;
+    change_epoch(url, r#"jsonb_set(about, '{epoch}', '"7 00000003"')"#).await;
 }
 
 /// Creates a table that only this test uses, whose server has been known for longer than the grace.
@@ -162,7 +166,8 @@ async fn a_restart_begins_the_grace_if_it_can_lose_commits() {
 async fn during_the_grace_known_grants_go_on_and_nothing_is_granted() {
     let (_fresh, url) = known().await;
     let store = open(&url).await;
-    let first = claim(&*store);
+    let mut first = claim(&*store);
+    first.repeatable = true;
     let mut grant = granted_to(&*store, &first).await;
     fail_over(&url).await;
     assert_withheld(&*store, "other").await;
@@ -201,7 +206,7 @@ async fn a_clock_that_was_set_back_does_not_prolong_the_grace() {
         wait_for(&url, GRACE.as_secs()).await;
         store.release(&mut granted(&*store).await, None).await.unwrap();
         let since = format!("to_jsonb((extract(epoch FROM clock_timestamp()) + {ahead})::int8 * 1000000)");
-        change_epoch(&url, &format!("jsonb_set(holder, '{{since_us}}', {since})")).await;
+        change_epoch(&url, &format!("jsonb_set(about, '{{since_us}}', {since})")).await;
         assert!(refused(&*store).await.lapses_within.unwrap() <= GRACE);
         wait_for(&url, GRACE.as_secs() / 2).await;
         assert!(refused(&*store).await.lapses_within.unwrap() <= GRACE / 2);
@@ -238,12 +243,12 @@ const FIRST_VERSION: &str = r#"{"epoch": "7 00000001", "grace_us": 60000000, "si
 #[tokio::test]
 async fn the_format_of_the_epoch_row_is_unchanged() {
     let (_fresh, url) = known().await;
-    let keys = "SELECT string_agg(key || jsonb_typeof(value), ' ' ORDER BY key) FROM jsonb_each(";
-    let row = format!("(SELECT holder FROM {} WHERE name = '//leasehold/epoch')", table(&url));
+    let keys = "SELECT string_agg(key || json_typeof(value), ' ' ORDER BY key) FROM json_each(";
+    let row = format!("(SELECT record FROM {} WHERE name = '//leasehold/epoch')", table(&url));
     let first = psql(&url, &format!("{keys}'{FIRST_VERSION}')")).await;
     assert_eq!(psql(&url, &format!("{keys}{row})")).await, first);
     let is_of_server = "(SELECT system_identifier FROM pg_control_system())::text || ' 00000001%'";
-    let of_server = format!("SELECT holder->>'epoch' LIKE {is_of_server} FROM {row} AS row (holder)");
+    let of_server = format!("SELECT record->>'epoch' LIKE {is_of_server} FROM {row} AS row (record)");
     assert_eq!(psql(&url, &of_server).await, "t", "a copy of the table in another cluster begins the grace");
     change_epoch(&url, &format!("'{FIRST_VERSION}'")).await;
     assert_withheld(&*open(&url).await, "lock").await;

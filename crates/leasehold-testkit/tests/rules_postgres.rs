@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::error::StoreError;
-use leasehold::lease::{AcquireOutcome, Claim, End, LeaseStore, Released, Renewal, State, Status, Ttl};
+use leasehold::lease::{
+    AcquireOutcome, Claim, End, Grant, LeaseStore, Released, Renewal, State, Status, Ttl,
+};
 use leasehold::{ErrorKind, Eviction, Holder, LockName};
 use leasehold_testkit::harness::Fresh;
 use leasehold_testkit::process::within;
@@ -43,6 +45,13 @@ fn hasty(store: &dyn LeaseStore) -> Claim {
 async fn cells(url: &str, columns: &str) -> String {
     psql(url, &format!("SELECT {columns} FROM {} WHERE name = 'lock'", table(url))).await
 }
+
+/// Returns the state in the lock's record.
+async fn state(url: &str) -> String {
+    cells(url, STATE).await
+}
+
+const STATE: &str = "record->>'state'";
 
 /// Waits until the result of `sql` is `answer`.
 async fn until(url: &str, sql: &str, answer: &str) {
@@ -137,35 +146,46 @@ async fn a_claim_that_arrives_late_is_not_granted() {
     let running = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'leasehold'";
     drop(store);
     until(&url, running, "0").await;
-    assert_eq!(cells(&url, "state").await, "free");
+    assert_eq!(state(&url).await, "free");
 }
 
+/// Returns a claim that may be repeated elsewhere.
+fn repeatable(store: &dyn LeaseStore) -> Claim {
+    let mut claim = claim(store);
+    claim.repeatable = true;
+    claim
+}
+
+/// Whether or not the record was read.
 #[tokio::test]
 async fn a_claim_whose_grant_has_ended_is_never_granted_again() {
     let fresh = fresh();
     let store = open(fresh.url()).await;
-    let first = claim(&*store);
-    let is_lost = async || matches!(store.try_acquire(&first).await.unwrap(), AcquireOutcome::Lost(_));
+    let first = repeatable(&*store);
+    let is_lost = async |claim: &Claim| {
+        for store in [&store, &open(fresh.url()).await] {
+            let outcome = store.try_acquire(claim).await.unwrap();
+            assert!(matches!(outcome, AcquireOutcome::Lost(_)), "{outcome:?}");
+        }
+    };
     let mut grant = granted_to(&*store, &first).await;
     store.release(&mut grant, None).await.unwrap();
-    assert!(is_lost().await, "released");
+    is_lost(&first).await;
     let mut later = granted(&*store).await;
     store.release(&mut later, None).await.unwrap();
-    assert!(is_lost().await, "released, and granted to another since");
-    assert_eq!(cells(fresh.url(), "state").await, "free");
+    is_lost(&first).await;
+    assert_eq!(state(fresh.url()).await, "free");
     // The grant has lapsed, and no other client has taken the lock over.
-    let last = claim(&*store);
+    let last = repeatable(&*store);
     granted_to(&*store, &last).await;
     lapse(fresh.url()).await;
-    let outcome = store.try_acquire(&last).await.unwrap();
-    assert!(matches!(outcome, AcquireOutcome::Lost(_)), "{outcome:?}");
+    is_lost(&last).await;
     granted(&*store).await;
 }
 
 /// Ends the lease of the lock, as if an hour had passed.
 async fn lapse(url: &str) {
-    let hour = "interval '1 hour'";
-    let set = format!("lock_until = lock_until - {hour}, lease_until = lease_until - {hour}");
+    let set = "lock_until = lock_until - interval '1 hour', written_us = written_us - 3600000000";
     psql(url, &format!("UPDATE {} SET {set}", table(url))).await;
 }
 
@@ -173,12 +193,12 @@ async fn lapse(url: &str) {
 async fn a_late_copy_of_a_claim_ends_no_cooldown() {
     let fresh = fresh();
     let store = open(fresh.url()).await;
-    let first = claim(&*store);
+    let first = repeatable(&*store);
     let mut grant = granted_to(&*store, &first).await;
     store.release(&mut grant, Some(TTL)).await.unwrap();
     let outcome = store.try_acquire(&first).await.unwrap();
     assert!(matches!(outcome, AcquireOutcome::Lost(_)), "{outcome:?}");
-    assert_eq!(cells(fresh.url(), "state").await, "resting");
+    assert_eq!(state(fresh.url()).await, "resting");
     refused(&*store).await;
 }
 
@@ -194,7 +214,7 @@ async fn a_lost_response_is_resolved_by_the_id_of_the_claim() {
     let claim = claim(&*store);
     let granted = async {
         let answers = async {
-            until(fresh.url(), &format!("SELECT state FROM {}", table(fresh.url())), "held").await;
+            until(fresh.url(), &format!("SELECT {STATE} FROM {}", table(fresh.url())), "held").await;
             wire.let_answers(Answers::Arrive);
         };
         tokio::join!(store.try_acquire(&claim), answers).0.unwrap()
@@ -205,7 +225,7 @@ async fn a_lost_response_is_resolved_by_the_id_of_the_claim() {
     wire.let_answers(Answers::AreLost);
     let released = async {
         let answers = async {
-            until(fresh.url(), &format!("SELECT state FROM {}", table(fresh.url())), "free").await;
+            until(fresh.url(), &format!("SELECT {STATE} FROM {}", table(fresh.url())), "free").await;
             wire.let_answers(Answers::Arrive);
         };
         tokio::join!(store.release(&mut grant, None), answers).0.unwrap()
@@ -254,7 +274,6 @@ async fn contenders_wait_for_the_margin_beyond_the_lease() {
         let mut grant = granted_to(&*store, &claim).await;
         let span = ttl.contender_span() + Duration::from_secs(margin + 2);
         let lease = "round(extract(epoch FROM lock_until - locked_at) * 1000)";
-        assert_eq!(cells(fresh.url(), "lease_us").await, span.as_micros().to_string());
         let written: u128 = cells(fresh.url(), lease).await.parse().unwrap();
         assert!(written.abs_diff(span.as_millis()) < 1_000, "{written}");
         assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Renewed));
@@ -280,14 +299,12 @@ async fn a_renewal_of_a_lapsed_lease_is_lost() {
 async fn a_grant_with_another_token_is_neither_renewed_nor_released() {
     let fresh = fresh();
     let store = open(fresh.url()).await;
-    let claim = claim(&*store);
-    let mut first = granted_to(&*store, &claim).await;
-    psql(fresh.url(), &format!("DELETE FROM {}", table(fresh.url()))).await;
-    let mut second = granted_to(&*store, &claim).await;
-    assert!(second.token > first.token);
-    assert_eq!(store.release(&mut first, None).await.unwrap(), Released::AlreadyLost);
-    assert!(matches!(store.renew(&mut first).await.unwrap(), Renewal::Lost(_)));
-    assert!(matches!(store.renew(&mut second).await.unwrap(), Renewal::Renewed));
+    let mut grant = granted(&*store).await;
+    let before = leasehold::Token::new(grant.token.get() - 1).unwrap();
+    let mut other = Grant { name: lock(), memo: None, token: before, ..grant };
+    assert!(matches!(store.renew(&mut other).await.unwrap(), Renewal::Lost(_)));
+    assert_eq!(store.release(&mut other, None).await.unwrap(), Released::AlreadyLost);
+    assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Renewed));
 }
 
 #[tokio::test]
@@ -309,7 +326,7 @@ async fn a_released_lock_is_free_whatever_its_time() {
     let fresh = fresh();
     let store = open(fresh.url()).await;
     store.release(&mut granted(&*store).await, None).await.unwrap();
-    let later = "lock_until = lock_until + interval '1 hour', lease_until = lease_until + interval '1 hour'";
+    let later = "lock_until = lock_until + interval '1 hour', written_us = written_us + 3600000000";
     let ahead = format!("UPDATE {} SET {later}", table(fresh.url()));
     psql(fresh.url(), &ahead).await;
     assert_eq!(store.inspect(&lock()).await.unwrap().state, State::Free);
@@ -326,6 +343,7 @@ async fn tokens_rise_beyond_the_clock_and_stay_below_their_limit() {
     let ahead = grant.token.get() + 3_600_000_000;
     let set = |token: u64| format!("UPDATE {} SET token = {token}", table(fresh.url()));
     psql(fresh.url(), &set(ahead)).await;
+    let store = open(fresh.url()).await;
     let mut claim = claim(&*store);
     claim.tokens = 7;
     let mut next = granted_to(&*store, &claim).await;
@@ -334,10 +352,11 @@ async fn tokens_rise_beyond_the_clock_and_stay_below_their_limit() {
     let swept = store.sweep(&lock(), Duration::ZERO, false).await.unwrap();
     assert_eq!(swept, leasehold::lease::Swept::Kept);
     psql(fresh.url(), &set((1 << 53) - 1)).await;
+    let store = open(fresh.url()).await;
     let claim = self::claim(&*store);
     let error = store.try_acquire(&claim).await.unwrap_err();
     assert_eq!(error.fault().kind, ErrorKind::Corrupt, "{error:?}");
-    assert_eq!(cells(fresh.url(), "state").await, "free");
+    assert_eq!(state(fresh.url()).await, "free");
 }
 
 /// A row that cannot be read is not taken over, however long ago its lease ended.
@@ -346,15 +365,18 @@ async fn a_row_that_cannot_be_read_is_never_granted_over() {
     let fresh = fresh();
     let store = open(fresh.url()).await;
     for garbled in [
-        "state = 'lost'",
-        "state = NULL",
-        "holder = NULL",
-        "holder = '7'",
-        "holder = '{}'",
-        "holder = '[{\"name\": \"a\", \"host\": \"h\", \"pid\": 1}]'",
-        "holder = '{\"name\": \"a\", \"host\": \"h\", \"pid\": -1}'",
-        "holder = '{\"name\": \"a\", \"host\": \"h\", \"pid\": \"x\"}'",
+        "record = '7'",
+        "record = '{}'",
+        "record = NULL",
+        "record = jsonb_set(record::jsonb, '{state}', '\"lost\"')::json",
+        "record = jsonb_set(record::jsonb, '{holder}', '{}')::json",
+        "record = jsonb_set(record::jsonb, '{grant}', '\"00112233445566778899aabbccddeeff\"')::json",
+        "version = NULL",
         "token = NULL",
+        "token = -1",
+        "served = NULL",
+        "written_us = NULL",
+        "locked_by = 'leasehold:x'",
     ] {
         psql(fresh.url(), &format!("DELETE FROM {}", table(fresh.url()))).await;
         granted(&*store).await;
@@ -375,7 +397,7 @@ async fn a_history_that_cannot_be_read_keeps_no_lock() {
     for garbled in ["7", "{}", "[{\"token\": 1}, 7]"] {
         psql(fresh.url(), &format!("DELETE FROM {}", table(fresh.url()))).await;
         store.release(&mut granted(&*store).await, None).await.unwrap();
-        psql(fresh.url(), &format!("UPDATE {} SET past = '{garbled}'", table(fresh.url()))).await;
+        psql(fresh.url(), &format!("UPDATE {} SET history = '{garbled}'", table(fresh.url()))).await;
         assert!(store.inspect(&lock()).await.unwrap().history.is_empty(), "{garbled}");
         store.release(&mut granted(&*store).await, None).await.unwrap();
         assert_eq!(store.inspect(&lock()).await.unwrap().history.len(), 1, "{garbled}");
@@ -426,11 +448,11 @@ async fn a_hidden_row_leads_to_an_error_that_names_row_security() {
     let user = name.replace("locks", "user");
     let sql = format!(
         "CREATE ROLE {user} LOGIN; GRANT ALL ON {name} TO {user}; ALTER TABLE {name} ENABLE ROW LEVEL SECURITY;
-         CREATE POLICY visible ON {name} USING (ttl_ms <> 1)"
+         CREATE POLICY visible ON {name} USING (served <> 1)"
     );
     psql(url, &sql).await;
     granted(&*open(url).await).await;
-    psql(url, &format!("UPDATE {name} SET ttl_ms = 1")).await;
+    psql(url, &format!("UPDATE {name} SET served = 1")).await;
     let other = open(&url.replace("leasehold@", &format!("{user}@"))).await;
     let mut claim = claim(&*other);
     claim.store_timeout = Duration::from_secs(3);
@@ -452,36 +474,37 @@ async fn a_cooldown_that_is_too_long_is_an_error_of_the_cooldown() {
 
 /// A row as the first version wrote it. Never edit it, because rows in databases look like this.
 const FIRST_VERSION: &str = r#"'lock', timezone('utc', clock_timestamp()) + interval '1 hour',
-    timezone('utc', clock_timestamp()) + interval '1 hour', '2026-11-23 01:02:03.456789',
-    'leasehold:00112233445566778899aabbccddeeff', 1763654400000041, 1763654400000040, 35450000, 30000, 'held',
-    '{"name":"alice","host":"ci-7","pid":4121,"note":"make deploy"}',
-    '[{"token":1763654400000040,"grant":"ffeeddccbbaa99887766554433221100","holder":{"name":"bob","host":"ci-8","pid":1},
-       "from_us":1763654300000000,"until_us":1763654390000000,"end":"lapsed"}]'"#;
+    '2026-11-23 01:02:03.456789', 'leasehold:00112233445566778899aabbccddeeff',
+    '0123456789abcdef0123456789abcdef', 1763654400000041, 1763654400000040, 0,
+    (extract(epoch FROM clock_timestamp()) * 1000000)::int8, false,
+    '{"leasehold":1,"state":"held","token":0,"grant":"00112233445566778899aabbccddeeff","beat":0,"nonce":"0123456789abcdef0123456789abcdef","ttl_ms":30000,"holder":{"name":"alice","host":"ci-7","pid":4121,"note":"make deploy"},"granted_at_us":1763654390000000}',
+    '[{"token":1763654400000040,"grant":"ffeeddccbbaa99887766554433221100","holder":{"name":"bob","host":"ci-8","pid":1},"from_us":1763654300000000,"until_us":1763654390000000,"end":"lapsed"}]'"#;
 
 #[tokio::test]
 async fn the_first_row_format_is_still_read_and_written() {
     let fresh = fresh();
-    let columns = "name, lock_until, lease_until, locked_at, locked_by, token, prev_token, lease_us, ttl_ms, state, holder, past";
+    let columns = "name, lock_until, locked_at, locked_by, version, token, prev_token, served, written_us, is_open, record, history";
     psql(fresh.url(), &format!("INSERT INTO {} ({columns}) VALUES ({FIRST_VERSION})", table(fresh.url())))
         .await;
     let store = open(fresh.url()).await;
     shows_the_first_format(&*store, &alice()).await;
-    // Use the holder of the row, so that everything but the times is predictable.
+    // Use the holder of the row, so that everything but the ids and times is predictable.
     psql(fresh.url(), &format!("DELETE FROM {}", table(fresh.url()))).await;
     let mut claim = claim(&*store);
     claim.holder = alice();
     let mut grant = granted_to(&*store, &claim).await;
-    let by = format!("leasehold:{}", claim.id);
     let same = format!(
-        "locked_by = '{by}', prev_token IS NULL, lease_us, ttl_ms, state, past,
-         holder = '{{\"name\":\"alice\",\"host\":\"ci-7\",\"pid\":4121,\"note\":\"make deploy\",\"grant\":\"{}\"}}'",
+        "locked_by = 'leasehold:{0}', version = record->>'nonce', prev_token IS NULL, served, is_open,
+         record->>'grant' = '{0}', record->>'holder', history,
+         (SELECT string_agg(key, ' ') FROM json_object_keys(record) AS key)",
         claim.id
     );
-    assert_eq!(cells(fresh.url(), &same).await, "t|t|35450000|30000|held|[]|t");
+    let holder = r#"{"name":"alice","host":"ci-7","pid":4121,"note":"make deploy"}"#;
+    let keys = "leasehold state token grant beat nonce ttl_ms holder granted_at_us";
+    assert_eq!(cells(fresh.url(), &same).await, format!("t|t|t|0|f|t|{holder}|[]|{keys}"));
     store.release(&mut grant, None).await.unwrap();
-    let past =
-        "state, past->0->>'grant', past->0->>'token', past->0->>'end', past->0->'holder' = holder - 'grant',
-        past->0->'until_us' > past->0->'from_us', jsonb_array_length(past)";
-    let expected = format!("free|{}|{}|released|t|t|1", claim.id, grant.token);
+    let past = "record->>'state', is_open, history->0->>'grant', history->0->>'token', history->0->>'end',
+        history->0->>'holder', json_array_length(history)";
+    let expected = format!("free|t|{}|{}|released|{holder}|1", claim.id, grant.token);
     assert_eq!(cells(fresh.url(), past).await, expected);
 }

@@ -21,6 +21,8 @@ mod buckets;
 ))]
 #[allow(dead_code, reason = "not every store uses all of it")]
 mod certificates;
+#[cfg(feature = "postgres")]
+mod columns;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 #[cfg(feature = "etcd")]
@@ -41,8 +43,6 @@ pub mod kubernetes;
 pub mod memory;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod notifications;
-#[cfg(feature = "postgres")]
-mod on_server;
 #[cfg(any(
     feature = "azure",
     feature = "dynamodb",
@@ -59,6 +59,7 @@ mod over_http;
     feature = "dynamodb",
     feature = "gcs",
     feature = "kubernetes",
+    feature = "postgres",
     feature = "redis",
     feature = "s3",
     fuzzing

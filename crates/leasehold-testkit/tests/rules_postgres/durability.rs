@@ -97,5 +97,5 @@ async fn a_sweep_survives_a_crash_with_synchronous_commit_off() {
     store.sweep(&lock(), Duration::ZERO, false).await.unwrap();
     server.kill().await.unwrap();
     server.restart().await.unwrap();
-    assert_eq!(cells(&url, "state").await, "");
+    assert_eq!(state(&url).await, "");
 }

@@ -7,8 +7,8 @@ use super::*;
 async fn tables_on_which_locks_are_unsafe_are_refused() {
     let fresh = fresh();
     let columns = "(name text PRIMARY KEY, lock_until TIME NOT NULL, locked_at TIME NOT NULL, locked_by text NOT NULL,
-        lease_until timestamp, token bigint, prev_token bigint, lease_us bigint, ttl_ms bigint, state text, holder jsonb,
-        past jsonb, waiters jsonb)";
+        version text, token bigint, prev_token bigint, served bigint, written_us bigint, is_open boolean, record json,
+        history json, line jsonb)";
     for (number, (kind, time, named)) in [
         ("UNLOGGED TABLE", "timestamp", "UNLOGGED"),
         ("TABLE", "timestamptz", "TimeZone"),
@@ -92,7 +92,7 @@ async fn init_does_not_wait_long_for_a_table_in_use() {
     let fresh = fresh();
     let store = open(fresh.url()).await;
     granted(&*store).await;
-    psql(fresh.url(), &format!("ALTER TABLE {} DROP COLUMN ttl_ms", table(fresh.url()))).await;
+    psql(fresh.url(), &format!("ALTER TABLE {} DROP COLUMN served", table(fresh.url()))).await;
     let transaction = Open::on_row(fresh.url()).await;
     let error = store.init().await.unwrap_err();
     assert!(error.is_transient(), "{error:?}");

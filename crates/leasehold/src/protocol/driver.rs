@@ -156,6 +156,13 @@ impl RegisterLeases {
     fn store_time(&self) -> Option<StoreTime> {
         self.records.store_time()
     }
+
+    /// Makes sure that a write of this process, which a read has found, is durable.
+    async fn settled(&self, name: &LockName, budget: &mut RetryBudget<'_>) -> Result<(), StoreError> {
+        repeated(budget, || self.records.settle(name)).await.map_err(|error| match error {
+            StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault) => fault.maybe_applied(),
+        })
+    }
 }
 
 #[async_trait]
@@ -310,6 +317,7 @@ impl RegisterLeases {
                 Reading { found: Some(_), .. } => return Err(not_ours_to_evict(name)),
             };
             if attempts.iter().any(|attempt| attempt.nonce == record.nonce) {
+                self.settled(name, &mut budget).await?;
                 return Ok(Evicted::Evicted);
             }
             if record.token != token || record.state == RecordState::Free {

@@ -60,6 +60,13 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
         false
     }
 
+    /// Makes sure that an earlier write of this process to `name`, which a read has just found, is as durable as one whose
+    /// response arrived.
+    async fn settle(&self, name: &LockName) -> Result<(), StoreError> {
+        let _ = name;
+        Ok(())
+    }
+
     /// Records that `version` was stored at `seen_us` on the store's clock (an upper bound). This is for a held record
     /// that does not contain when it was written. From then on, reads return that time as [`Record::renewed_at_us`], so
     /// that a process that does not wait can see the lease lapse. A stamp changes neither the version nor anything that
@@ -149,6 +156,11 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
     async fn discard(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
         let _ = (name, version);
         Ok(false)
+    }
+
+    /// Fails if records must not be swept at all, because other clients rely on them.
+    async fn check_sweep(&self) -> Result<(), StoreError> {
+        Ok(())
     }
 
     /// Runs the doctor's checks that are specific to this store.

@@ -1,17 +1,16 @@
-//! PostgreSQL: one table with a row per lock. The server decides by its own clock. ShedLock uses the same rows.
+//! PostgreSQL: one table with a row per lock. A statement writes a record if it has the expected version. ShedLock uses
+//! the same rows.
 //!
-//! Each step of a lock is one statement, which decides and writes. `docs/stores/postgres.md` describes the layout, the
-//! permissions and the limits, and explains why this is safe.
+//! `docs/stores/postgres.md` describes the layout, the permissions and the limits, and explains why this is safe.
 
-mod acquire;
 mod config;
 mod connect;
 mod epoch;
 mod errors;
 mod examine;
-mod leases;
 mod listener;
-mod record;
+mod records;
+mod row;
 mod schema;
 mod server;
 mod sessions;
@@ -22,11 +21,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::config::Location;
-use self::connect::Connector;
-use self::leases::PostgresLeases;
+use self::records::PostgresRecords;
 use crate::error::Error;
 use crate::lease::{LeaseStore, PollInterval, StoreOptions};
-use crate::stores::on_server::ServerStore;
+use crate::protocol::RegisterLeases;
 use crate::url::StoreUrl;
 
 /// A poll is a read by primary key.
@@ -55,6 +53,6 @@ const POLL_INTERVAL: PollInterval =
 /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL and for files that cannot be read.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options)?;
-    let connect = move || Ok(PostgresLeases::new(Connector::to(location)?, options.env, options.margin));
-    ServerStore::open("PostgreSQL", connect).await
+    let records = PostgresRecords::open(location, options.env.clone(), options.margin).await?;
+    Ok(Arc::new(RegisterLeases::on(Arc::new(records), options)))
 }

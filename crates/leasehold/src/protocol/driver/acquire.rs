@@ -80,6 +80,7 @@ impl RegisterLeases {
                 Claimed::Lost(loss) => return Ok(AcquireOutcome::Lost(loss)),
                 Claimed::Ours(attempt) => match reading.observation.take() {
                     Some(Observation { record, version, .. }) => {
+                        self.settled(&claim.name, &mut budget).await?;
                         self.granted(claim, attempt, record, version).await?
                     }
                     None => Next::Read,

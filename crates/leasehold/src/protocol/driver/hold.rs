@@ -139,7 +139,10 @@ impl RegisterLeases {
                         // The old deadline applies until one of our writes is known to have been applied.
                         Settled::Earlier => None,
                         // Counts from the time at which that attempt was sent.
-                        Settled::Applied(attempt) => Some(attempt),
+                        Settled::Applied(attempt) => {
+                            self.settled(&grant.name, budget).await?;
+                            Some(attempt)
+                        }
                     };
                     if let Some(Observation { record, version, .. }) = reading.observation {
                         // The token of a late create of the same claim is not certain.
@@ -208,7 +211,10 @@ impl RegisterLeases {
                 Sent::Unclear(brought) => {
                     let reading = self.resolve(&grant.name, brought, budget).await?;
                     match rules::settle_release(grant.id, &memo.attempts, reading.found.as_ref()) {
-                        Freed::Applied => return Ok(Released::Released),
+                        Freed::Applied => {
+                            self.settled(&grant.name, budget).await?;
+                            return Ok(Released::Released);
+                        }
                         // A deletion leaves no trace. Until now, only this client had a reason to delete the record, so
                         // its own deletion was applied.
                         Freed::Gone if self.may_have_deleted(&memo.attempts) => {

@@ -8,6 +8,7 @@ use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Swept, Ttl};
 use crate::protocol::record::{Record, RecordState};
 use crate::protocol::record_cache::Observation;
+use crate::retry::repeated;
 use crate::types::LockName;
 
 impl RegisterLeases {
@@ -26,6 +27,7 @@ impl RegisterLeases {
         }
         let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
         self.trusted(&mut budget).await?;
+        repeated(&mut budget, || self.records.check_sweep()).await?;
         // Whether a delete was sent and got no response.
         let mut unknown = false;
         loop {

@@ -16,7 +16,7 @@ use super::config::{Location, Table};
 use super::errors;
 use crate::clock::timeout;
 use crate::env::Env;
-use crate::error::{Error, Fault, StoreError};
+use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::stores::hosts::Host;
 use crate::stores::password::Accepted;
 use crate::stores::tls::client_config;
@@ -28,7 +28,7 @@ const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
 /// How long it takes to notice a server that has vanished without closing its connections.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// A startup setting of connections for notifications. Poolers do not pass it on.
+/// A startup setting. Poolers refuse it, or do not pass it on.
 pub(super) const MARK: &str = "leasehold.listens";
 
 /// How to connect to the servers.
@@ -36,6 +36,8 @@ pub(super) const MARK: &str = "leasehold.listens";
 pub(super) struct Connector {
     location: Location,
     accepted: Accepted,
+    /// Set if a pooler in front of the server has refused [`MARK`].
+    is_pooled: Arc<AtomicBool>,
 }
 
 /// An open connection. It is closed when this is dropped.
@@ -71,7 +73,7 @@ impl Connector {
     pub(super) fn to(location: Location) -> Result<Self, Error> {
         location.password.as_ref().map(|password| password.read()).transpose()?;
         location.tls.as_ref().map(|tls| client_config(tls, "PostgreSQL")).transpose()?;
-        Ok(Self { location, accepted: Accepted::default() })
+        Ok(Self { location, accepted: Accepted::default(), is_pooled: Arc::default() })
     }
 
     pub(super) fn table(&self) -> &Table {
@@ -105,7 +107,15 @@ impl Connector {
         env: &Env,
         notified: Option<UnboundedSender<String>>,
     ) -> Result<Link, StoreError> {
-        let link = self.opened(host, env, notified).await.map_err(|error| self.accepted.judge(error))?;
+        let is_marked = !self.is_pooled.load(Ordering::SeqCst);
+        let link = match self.opened(host, env, notified.clone(), is_marked).await {
+            Err(error) if is_marked && error.fault().kind == ErrorKind::Unsupported => {
+                self.is_pooled.store(true, Ordering::SeqCst);
+                self.opened(host, env, notified, false).await
+            }
+            link => link,
+        };
+        let link = link.map_err(|error| self.accepted.judge(error))?;
         self.accepted.note();
         Ok(link)
     }
@@ -115,6 +125,7 @@ impl Connector {
         host: &Host,
         env: &Env,
         notified: Option<UnboundedSender<String>>,
+        is_marked: bool,
     ) -> Result<Link, StoreError> {
         let mut config = Config::new();
         config
@@ -128,7 +139,7 @@ impl Connector {
             .keepalives_interval(SILENCE / 4)
             .tcp_user_timeout(SILENCE)
             .ssl_mode(if self.location.tls.is_some() { SslMode::Require } else { SslMode::Disable });
-        if notified.is_some() {
+        if is_marked {
             config.options(format!("-c {MARK}=on"));
         }
         // Reads the password and the TLS files again each time, because they may be replaced while the store is open.

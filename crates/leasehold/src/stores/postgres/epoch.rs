@@ -33,7 +33,7 @@ fn identity() -> String {
 
 /// Returns the SQL of a number in the row.
 fn number(member: &str) -> String {
-    format!("(e.holder {GET_TEXT} '{member}')::pg_catalog.int8")
+    format!("(e.record {GET_TEXT} '{member}')::pg_catalog.int8")
 }
 
 /// Returns a common table expression `epoch` with `left_us`: for how many microseconds nothing is granted. It is NULL
@@ -46,7 +46,7 @@ pub(super) fn of(table: &str, grace: Duration) -> String {
     format!(
         "epoch AS MATERIALIZED (SELECT (SELECT greatest(({since} {PLUS} {length}) {MINUS} {NOW_US}, 0)
             FROM {table} AS e
-            WHERE e.name {EQ} '{NAME}' AND (e.holder {GET_TEXT} 'epoch') {EQ} {identity} AND {length} {GE} {grace}
+            WHERE e.name {EQ} '{NAME}' AND (e.record {GET_TEXT} 'epoch') {EQ} {identity} AND {length} {GE} {grace}
                 AND {since} {LE} {NOW_US}) AS left_us)",
         since = number("since_us"),
         length = number("grace_us"),
@@ -64,15 +64,15 @@ pub(super) fn of(table: &str, grace: Duration) -> String {
 pub(super) fn note(table: &str, grace: Duration) -> String {
     let grace_us = micros(grace);
     format!(
-        "WITH {settings} INSERT INTO {table} AS e (name, lock_until, locked_at, locked_by, holder)
-         SELECT '{NAME}', {NOW}, {NOW}, '{BY}', pg_catalog.jsonb_build_object('epoch', {identity},
+        "WITH {settings} INSERT INTO {table} AS e (name, lock_until, locked_at, locked_by, record)
+         SELECT '{NAME}', {NOW}, {NOW}, '{BY}', pg_catalog.json_build_object('epoch', {identity},
             'grace_us', {grace_us}, 'since_us',
             CASE WHEN {TIMELINE} {EQ} '00000001' AND {HAS_FSYNC} THEN 0 ELSE {NOW_US} END)
          FROM settings
          ON CONFLICT (name) DO UPDATE SET lock_until = {NOW}, locked_at = {NOW}, locked_by = '{BY}',
-            holder = pg_catalog.jsonb_build_object('epoch', excluded.holder {GET_TEXT} 'epoch',
+            record = pg_catalog.json_build_object('epoch', excluded.record {GET_TEXT} 'epoch',
                 'grace_us', greatest({length}, {grace_us}),
-                'since_us', CASE WHEN (e.holder {GET_TEXT} 'epoch') {EQ} (excluded.holder {GET_TEXT} 'epoch')
+                'since_us', CASE WHEN (e.record {GET_TEXT} 'epoch') {EQ} (excluded.record {GET_TEXT} 'epoch')
                     THEN least({since}, {NOW_US}) ELSE {NOW_US} END)",
         settings = settings("$1"),
         identity = identity(),

@@ -8,7 +8,8 @@ use tokio_postgres::types::Type;
 use super::config::Table;
 use super::connect::Link;
 use super::errors::{self, Effect};
-use super::leases::{PostgresLeases, cell, only};
+use super::records::PostgresStore;
+use super::row::{cell, only};
 use super::schema::{Flaws, flaws, wrong_types};
 use super::server::{self, ServerInfo};
 use super::statements::Parameter;
@@ -40,7 +41,7 @@ pub(super) const TABLE: &str = "SELECT
             AND a.attname OPERATOR(pg_catalog.=) 'name') AS is_unique
     FROM pg_catalog.pg_class AS c WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1)";
 
-impl PostgresLeases {
+impl PostgresStore {
     pub(super) async fn examined(&self) -> Examined {
         let mut examined = Examined::default();
         let table = self.sessions.table();

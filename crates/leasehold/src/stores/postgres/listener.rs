@@ -8,11 +8,9 @@ use tokio::sync::mpsc::unbounded_channel;
 use tokio::task::AbortHandle;
 use tokio_postgres::types::Type;
 
-use super::connect::{Link, MARK};
 use super::errors::{self, Effect};
-use super::sessions::{Purpose, Sessions};
-use super::sql::EQ;
-use super::statements::{Parameter, channel};
+use super::sessions::{Purpose, Session, Sessions};
+use super::statements::{Parameter, Sql, channel};
 use crate::clock::timeout;
 use crate::diagnosis::{CheckStatus, Finding};
 use crate::env::Env;
@@ -29,8 +27,10 @@ const EXAMINATION: Duration = Duration::from_secs(2);
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// Notifies the channel $1 of $2.
-pub(super) const NOTIFY: &str = "SELECT pg_catalog.pg_notify($1, $2)::pg_catalog.text";
+/// Returns the statement that notifies the channel $1 of $2.
+pub(super) fn notify() -> Sql {
+    Sql { name: "notify", text: "SELECT pg_catalog.pg_notify($1, $2)::pg_catalog.text".to_owned() }
+}
 
 /// Receives notifications.
 #[derive(Debug)]
@@ -49,10 +49,15 @@ impl Listener {
         Arc::new(Self { calls: Calls::new(env.clone()), sessions, env, is_off, task: Mutex::default() })
     }
 
+    /// Returns whether this process may be notified.
+    pub(super) fn is_on(&self) -> bool {
+        !self.is_off.load(Ordering::SeqCst)
+    }
+
     /// Starts the task that listens, unless it is already running.
     pub(super) fn begin(self: &Arc<Self>) {
         let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.is_off.load(Ordering::SeqCst) || task.as_ref().is_some_and(|task| !task.is_finished()) {
+        if !self.is_on() || task.as_ref().is_some_and(|task| !task.is_finished()) {
             return;
         }
         let listener = self.clone();
@@ -93,11 +98,11 @@ impl Listener {
         let tried = async {
             let (notified, mut notifications) = unbounded_channel();
             let session = self.sessions.open(Some(notified)).await?;
-            self.listen(session.link()).await?;
+            self.listen(&session).await?;
             let channel = channel(&table.sql);
             let parameters: [Parameter<'_>; 2] = [(&channel, Type::TEXT), (&PROBE, Type::TEXT)];
             let mut used = self.sessions.take(Purpose::Contend).await?;
-            used.query(Effect::None, NOTIFY, &parameters).await?;
+            used.query(Effect::None, &notify(), &parameters).await?;
             while notifications.recv().await.is_some_and(|key| key != PROBE) {}
             Ok::<_, StoreError>(())
         };
@@ -122,7 +127,7 @@ impl Listener {
     async fn receive(&self, pause: &mut Duration) -> Result<(), StoreError> {
         let (notified, mut notifications) = unbounded_channel();
         let session = self.sessions.open(Some(notified)).await?;
-        self.listen(session.link()).await?;
+        self.listen(&session).await?;
         self.sessions.add(session);
         *pause = SHORTEST_PAUSE;
         self.calls.call_all();
@@ -141,32 +146,17 @@ impl Listener {
     }
 
     /// Sends `LISTEN`. Fails behind a pooler, where `LISTEN` would apply to one of the pooler's connections.
-    async fn listen(&self, link: &Link) -> Result<(), StoreError> {
+    async fn listen(&self, session: &Session) -> Result<(), StoreError> {
+        if !session.is_direct() {
+            let fault = Fault::new(ErrorKind::Unsupported, "a pooler is in front of the server");
+            return Err(fault.not_applied());
+        }
         let table = self.sessions.table();
-        let asked = async {
-            if !is_direct(link).await? {
-                return Ok(false);
-            }
-            link.client.batch_execute(&format!("LISTEN {}", channel(&table.sql))).await.map(|()| true)
-        };
-        match timeout(&*self.env.clock, LIMIT, asked).await {
-            Some(Ok(true)) => Ok(()),
-            Some(Ok(false)) => {
-                Err(Fault::new(ErrorKind::Unsupported, "a pooler is in front of the server").not_applied())
-            }
+        let listen = format!("LISTEN {}", channel(&table.sql));
+        match timeout(&*self.env.clock, LIMIT, session.link().client.batch_execute(&listen)).await {
+            Some(Ok(())) => Ok(()),
             Some(Err(error)) => Err(errors::of_statement(&error, Effect::None, table)),
             None => Err(Fault::unavailable("PostgreSQL did not respond").not_applied()),
         }
     }
-}
-
-/// Returns the query whether the connection began with the setting [`MARK`].
-pub(super) fn has_mark() -> String {
-    format!("SELECT pg_catalog.current_setting('{MARK}', true) {EQ} 'on'")
-}
-
-/// Returns whether `link` is connected to the server itself and not to a pooler.
-async fn is_direct(link: &Link) -> Result<bool, tokio_postgres::Error> {
-    let rows = link.client.query_typed(&has_mark(), &[]).await?;
-    Ok(rows.first().map(|row| row.try_get::<_, Option<bool>>(0)).transpose()?.flatten() == Some(true))
 }

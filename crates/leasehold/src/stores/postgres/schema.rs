@@ -7,7 +7,8 @@ use tokio_postgres::types::Type;
 use super::config::Table;
 use super::connect::Link;
 use super::errors::{self, Effect};
-use super::leases::{PostgresLeases, cell};
+use super::records::PostgresStore;
+use super::row::cell;
 use super::server;
 use super::sql::OWN_COLUMNS;
 use crate::error::{ErrorKind, Fault, StoreError};
@@ -39,7 +40,7 @@ pub(super) fn extend(table: &Table) -> String {
     format!("ALTER TABLE {} {}", table.sql, own.join(", "))
 }
 
-impl PostgresLeases {
+impl PostgresStore {
     /// Creates the table or adds the missing columns. Changes nothing if the table is complete.
     pub(super) async fn make_table(&self) -> Result<(), StoreError> {
         let table = self.sessions.table();

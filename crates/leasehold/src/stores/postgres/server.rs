@@ -7,7 +7,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::config::Table;
-use super::connect::Link;
+use super::connect::{Link, MARK};
 use super::errors::{self, Effect};
 use super::sql::{EQ, GE, LE, NE, NOW_US, OWN_COLUMNS};
 use super::statements::Parameter;
@@ -36,6 +36,8 @@ pub(super) struct ServerInfo {
     /// The columns of leasehold that the table lacks. PostgreSQL reads `l.token` of a table without that column as a
     /// call of a function `token`, which another user may have created.
     pub(super) missing: Option<String>,
+    /// Whether the connection began with the setting [`MARK`], so no pooler is in front of the server.
+    pub(super) is_direct: bool,
 }
 
 /// Checks that locks are safe on this server, as far as one query shows it.
@@ -57,12 +59,13 @@ pub(super) fn query_of() -> String {
                     ORDER BY a.attname)
                 FROM pg_catalog.pg_attribute AS a
                 WHERE a.attrelid {EQ} c.oid AND NOT a.attisdropped
-                    AND (a.attname {EQ} 'lock_until' OR a.attname {EQ} 'locked_at' OR a.attname {EQ} 'lease_until')
+                    AND (a.attname {EQ} 'lock_until' OR a.attname {EQ} 'locked_at')
                     AND (a.atttypid {NE} 'pg_catalog.timestamp'::pg_catalog.regtype
                         OR (a.atttypmod {GE} 0 AND a.atttypmod {LE} 2))),
             (SELECT pg_catalog.string_agg(own.name, ', ') FROM (VALUES {columns}) AS own (name)
                 WHERE c.oid IS NOT NULL AND NOT EXISTS (SELECT FROM pg_catalog.pg_attribute AS a
-                    WHERE a.attrelid {EQ} c.oid AND NOT a.attisdropped AND a.attname {EQ} own.name))
+                    WHERE a.attrelid {EQ} c.oid AND NOT a.attisdropped AND a.attname {EQ} own.name)),
+            coalesce(pg_catalog.current_setting('{MARK}', true) {EQ} 'on', false)
          FROM (SELECT pg_catalog.to_regclass($1) AS oid) AS t LEFT JOIN pg_catalog.pg_class AS c ON c.oid {EQ} t.oid",
         columns = columns.join(", ")
     )
@@ -97,6 +100,7 @@ fn parse(row: &Row) -> Result<ServerInfo, tokio_postgres::Error> {
         persistence: row.try_get(5)?,
         wrong_times: row.try_get(6)?,
         missing: row.try_get(7)?,
+        is_direct: row.try_get(8)?,
     })
 }
 

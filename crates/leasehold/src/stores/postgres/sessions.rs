@@ -1,20 +1,23 @@
 //! The connections of a store. They are opened on demand, and each runs one statement at a time.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::join;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
-use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
+use tokio_postgres::{Row, Statement};
 
 use super::config::Table;
 use super::connect::{Connector, Link};
 use super::errors::{self, Effect};
+use super::row::number;
 use super::server::{self, ServerInfo};
-use super::statements::Parameter;
-use crate::clock::{Moment, RATE_ERROR, micros, timeout};
+use super::statements::{Parameter, Sql};
+use crate::clock::{Moment, StoreClock, timeout};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
 use crate::stores::hosts::{Host, none_of};
@@ -28,6 +31,9 @@ const MOST: usize = CONTENDERS + RENEWALS + RELEASES;
 
 /// A connection that was unused for this long is closed when another one is returned to the pool.
 const IDLE: Duration = Duration::from_secs(60);
+
+/// The resolution of the server's clock.
+const RESOLUTION: Duration = Duration::from_micros(1);
 
 /// The time limit for each server when all are queried at the same time.
 const HOST_LIMIT: Duration = Duration::from_secs(3);
@@ -49,6 +55,8 @@ const UNLISTEN: Duration = Duration::from_secs(5);
 pub(super) struct Sessions {
     connector: Connector,
     env: Env,
+    /// The clock of the server.
+    pub(super) clock: StoreClock,
     idle: Mutex<Idle>,
     contenders: Arc<Semaphore>,
     renewals: Arc<Semaphore>,
@@ -67,8 +75,10 @@ struct Idle {
 /// A connection to a primary whose table was checked.
 pub(super) struct Session {
     link: Link,
-    /// A reading of the server's clock, and the moment at which the response arrived.
-    clock: (i64, Moment),
+    /// The statements that were sent more than once, by name, unless a pooler is in front of the server.
+    prepared: HashMap<&'static str, Option<Statement>>,
+    /// Whether no pooler is in front of the server.
+    is_direct: bool,
     /// When the server last responded.
     answered: Moment,
     /// Whether the table existed. If not, the connection is not kept, so that the next one checks the table again.
@@ -80,6 +90,41 @@ pub(super) struct Session {
 impl Session {
     pub(super) fn link(&self) -> &Link {
         &self.link
+    }
+
+    pub(super) fn is_direct(&self) -> bool {
+        self.is_direct
+    }
+
+    /// Sends `sql`. Prepares it, after its second use without waiting for it, so that the server plans it once.
+    async fn run(
+        &mut self,
+        sql: &Sql,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Vec<Row>, tokio_postgres::Error> {
+        let client = &self.link.client;
+        let answer = match self.prepared.get(sql.name) {
+            _ if !self.is_direct => client.query_typed(&sql.text, parameters).await,
+            Some(Some(statement)) => {
+                let values: Vec<_> = parameters.iter().map(|(value, _)| *value).collect();
+                client.query(statement, &values).await
+            }
+            Some(None) => {
+                let kinds: Vec<_> = parameters.iter().map(|(_, kind)| kind.clone()).collect();
+                let asked = client.query_typed(&sql.text, parameters);
+                let (answer, statement) = join(asked, client.prepare_typed(&sql.text, &kinds)).await;
+                self.prepared.insert(sql.name, statement.ok());
+                answer
+            }
+            None => {
+                self.prepared.insert(sql.name, None);
+                client.query_typed(&sql.text, parameters).await
+            }
+        };
+        if answer.is_err() {
+            self.prepared.clear();
+        }
+        answer
     }
 }
 
@@ -102,6 +147,7 @@ impl Sessions {
         Self {
             connector,
             env,
+            clock: StoreClock::default(),
             idle: Mutex::default(),
             contenders: Arc::new(Semaphore::new(CONTENDERS)),
             renewals: Arc::new(Semaphore::new(RENEWALS)),
@@ -185,10 +231,21 @@ impl Sessions {
     ) -> Result<Session, StoreError> {
         let listens = notified.is_some();
         let link = self.connector.connect_for(host, &self.env, notified).await?;
+        let sent = self.env.now();
         let info = server::checked(&link, self.table(), &self.env).await?;
-        let now = self.env.now();
-        let has_table = info.kind.is_some();
-        Ok(Session { link, clock: (info.clock_us, now), answered: now, has_table, listens })
+        self.note_clock(info.clock_us, sent);
+        let (answered, prepared, has_table) = (self.env.now(), HashMap::new(), info.kind.is_some());
+        Ok(Session { link, prepared, is_direct: info.is_direct, answered, has_table, listens })
+    }
+
+    /// Records the reading of the server's clock in a response that has just arrived.
+    fn note_clock(&self, clock_us: i64, sent: Moment) {
+        self.clock.observe(u64::try_from(clock_us).unwrap_or(0), RESOLUTION, sent, self.env.now());
+    }
+
+    /// Returns a lower bound of the server's clock at `now`.
+    pub(super) fn clock_us(&self, now: Moment) -> i64 {
+        self.clock.bounds(now).map_or(0, |time| number(time.lo_us))
     }
 
     /// Uses the connection for notifications for requests too, and closes another one instead. So a process that waits
@@ -285,39 +342,22 @@ impl Sessions {
 }
 
 impl Used<'_> {
-    /// Returns a lower bound of the server's clock at `now`: the reading in the latest response, plus the shortest time
-    /// that can have passed since.
-    pub(super) fn clock_us(&self, now: Moment) -> i64 {
-        let Some(session) = &self.session else { return 0 };
-        let (read_us, at) = session.clock;
-        let passed = now.shortest_since(at).mul_f64(1.0 - RATE_ERROR);
-        read_us.saturating_add(i64::try_from(micros(passed)).unwrap_or(i64::MAX))
-    }
-
-    /// Records the reading of the server's clock in a response that has just arrived.
-    pub(super) fn note_clock(&mut self, clock_us: i64) {
-        let now = self.sessions.env.now();
-        if let Some(session) = &mut self.session {
-            session.clock = (clock_us, now);
-        }
-    }
-
     /// Sends one statement. When it returns rows, the response is complete and the transaction is committed. If the
     /// future is dropped, the connection is closed, and later calls fail.
     pub(super) async fn query(
         &mut self,
         effect: Effect,
-        sql: &str,
+        sql: &Sql,
         parameters: &[Parameter<'_>],
     ) -> Result<Vec<Row>, StoreError> {
         let Some(session) = self.session.take() else {
             return Err(Fault::unavailable("the connection to PostgreSQL is closed").not_applied());
         };
         let began = self.sessions.env.now();
-        let running = Running { session: Some(session), sessions: self.sessions, began };
-        let Some(session) = &running.session else { return Ok(Vec::new()) };
+        let mut running = Running { session: Some(session), sessions: self.sessions, began };
+        let Some(session) = &mut running.session else { return Ok(Vec::new()) };
         session.link.take_doubt();
-        let answer = session.link.client.query_typed(sql, parameters).await;
+        let answer = session.run(sql, parameters).await;
         let doubt = session.link.take_doubt();
         let mut session = running.done();
         match &answer {
@@ -336,7 +376,12 @@ impl Used<'_> {
         self.session = session;
         match answer {
             Ok(_) if doubt && effect == Effect::Writes => Err(errors::commit_in_doubt()),
-            Ok(rows) => Ok(rows),
+            Ok(rows) => {
+                if let Some(clock_us) = rows.first().and_then(|row| row.try_get("now_us").ok()) {
+                    self.sessions.note_clock(clock_us, began);
+                }
+                Ok(rows)
+            }
             Err(error) => Err(errors::of_statement(&error, effect, self.sessions.table())),
         }
     }

@@ -18,28 +18,24 @@ pub(super) const GE: &str = "OPERATOR(pg_catalog.>=)";
 pub(super) const PLUS: &str = "OPERATOR(pg_catalog.+)";
 pub(super) const MINUS: &str = "OPERATOR(pg_catalog.-)";
 pub(super) const TIMES: &str = "OPERATOR(pg_catalog.*)";
-/// Joins texts, or JSON arrays or objects.
+/// Joins texts.
 pub(super) const JOINED: &str = "OPERATOR(pg_catalog.||)";
-/// A member of a JSON value.
-pub(super) const GET: &str = "OPERATOR(pg_catalog.->)";
 /// A member of a JSON value, as text.
 pub(super) const GET_TEXT: &str = "OPERATOR(pg_catalog.->>)";
-/// Whether a JSON value contains another.
-pub(super) const CONTAINS: &str = "OPERATOR(pg_catalog.@>)";
-/// Whether a JSON value matches a path.
-pub(super) const MATCHES: &str = "OPERATOR(pg_catalog.@?)";
+/// The part of a JSON value at a path, as text.
+pub(super) const TEXT_AT: &str = "OPERATOR(pg_catalog.#>>)";
 
 /// The columns that only leasehold uses.
 pub(super) const OWN_COLUMNS: &[(&str, &str)] = &[
-    ("lease_until", "timestamp"),
+    ("version", "text"),
     ("token", "int8"),
     ("prev_token", "int8"),
-    ("lease_us", "int8"),
-    ("ttl_ms", "int8"),
-    ("state", "text"),
-    ("holder", "jsonb"),
-    ("past", "jsonb"),
-    ("waiters", "jsonb"),
+    ("served", "int8"),
+    ("written_us", "int8"),
+    ("is_open", "bool"),
+    ("record", "json"),
+    ("history", "json"),
+    ("line", "jsonb"),
 ];
 
 /// The server's clock in the format of ShedLock's columns: UTC without a time zone.
@@ -205,7 +201,7 @@ pub(super) mod tests {
                     let (relation, mut parts) = (at(i + 1), at(i + 1).split('.'));
                     // `EXTRACT(field FROM time)` and `FROM function()`.
                     let is_table = !matches!(relation, "(" | "lateral") && before(2) != "(";
-                    let defined = ["settings", "turns", "epoch", "granted", "changed", "gone"];
+                    let defined = ["settings", "turns", "epoch", "written"];
                     is_table
                         && !relation.starts_with('"')
                         && parts.next() != Some("pg_catalog")
@@ -242,8 +238,7 @@ pub(super) mod tests {
             schema::create(&table),
             schema::extend(&table),
             schema::COLUMNS.to_owned(),
-            listener::has_mark(),
-            listener::NOTIFY.to_owned(),
+            listener::notify().text,
             examine::SETTINGS.to_owned(),
             examine::TABLE.to_owned(),
         ];

@@ -1,4 +1,4 @@
-//! The statements. Each step of a lock is one statement, which the server decides by its own clock.
+//! The statements. A write of a record is one statement: it writes if the row has the expected version.
 //!
 //! The statements always use `clock_timestamp()`, which PostgreSQL reads again for each use, also after a wait for a
 //! row. `now()` would be the time at which the transaction began.
@@ -9,381 +9,267 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::config::Table;
 use super::epoch;
-use super::sql::{
-    CONTAINS, EQ, GE, GET, GET_TEXT, GT, JOINED, LE, LT, MATCHES, MINUS, NE, NOW, NOW_US, PLUS, TIMES, in_us,
-    microseconds, settings,
-};
-use crate::lease::{LONGEST_PAUSE, MAX_WAITERS, grace};
+use super::sql::{EQ, GE, GT, LE, LT, NE, NOW, NOW_US, PLUS, TEXT_AT, in_us, microseconds, settings};
+use crate::lease::Token;
 use crate::stores::notifications::CALLED_BY;
 
-/// The prefix of a grant's id in `locked_by`. The other columns of leasehold are valid only in a row with this prefix.
+/// The prefix of a grant's id in `locked_by`. Another client has a row without it.
 pub(super) const OURS: &str = "leasehold:";
 
-/// How many ended grants a row keeps.
-const HISTORY: usize = 8;
+/// True for a row that leasehold wrote last.
+const IS_OURS: &str = "pg_catalog.starts_with(l.locked_by, 'leasehold:')";
+
+/// The version of a row. It changes with each write of leasehold, and with each grant of another client.
+const VERSION: &str = "pg_catalog.concat(l.version, ' ', l.locked_by)";
+
+/// The digest of a line of waiters, or an empty text if there is none.
+const LINE_VERSION: &str = "coalesce(pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(l.line::pg_catalog.text, 'UTF8')), 'hex'), '')";
 
 /// A parameter of a statement, and its type.
 pub(super) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
+/// A statement that is sent often. Connections prepare it under its name.
+#[derive(Debug)]
+pub(super) struct Sql {
+    pub(super) name: &'static str,
+    pub(super) text: String,
+}
+
 /// The statements for one table.
 #[derive(Debug)]
 pub(super) struct Statements {
-    pub(super) acquire: String,
-    pub(super) renew: String,
-    pub(super) release: String,
-    pub(super) evict: String,
-    pub(super) read: String,
-    pub(super) names: String,
-    pub(super) sweep: String,
-    pub(super) would_sweep: String,
-    pub(super) is_shared: String,
-    pub(super) discard: String,
+    pub(super) claim: Sql,
+    pub(super) write: Sql,
+    pub(super) read: Sql,
+    pub(super) read_line: Sql,
+    pub(super) write_line: Sql,
     /// Writes the row without a change. $1 name, $2 the limit of a wait for the row.
-    pub(super) touch: String,
-    pub(super) join: String,
-    pub(super) leave: String,
-    pub(super) note_epoch: String,
+    pub(super) touch: Sql,
+    pub(super) names: Sql,
+    /// Deletes the row. $1 name, $2 its version, $3 the limit of a wait for the row.
+    pub(super) discard: Sql,
+    pub(super) is_shared: Sql,
+    pub(super) note_epoch: Sql,
 }
 
 impl Statements {
-    /// Builds the statements for `table`. With `notifies`, releases and evictions notify the first waiter.
+    /// Builds the statements for `table`. With `notifies`, writes that free a lock notify the first waiter.
     pub(super) fn on(table: &Table, failover_grace: Duration, notifies: bool) -> Self {
         let table = &table.sql;
-        let notified = notified(table, notifies);
+        let sql = |name, text| Sql { name, text };
         Self {
-            acquire: acquire(table, failover_grace),
-            renew: renew(table),
-            release: release(table, &notified),
-            evict: evict(table, &notified),
-            read: format!(
-                "SELECT {NOW_US} AS now_us, {} FROM {table} AS l WHERE l.name {EQ} $1",
-                columns()
+            claim: sql("claim", claim(table, failover_grace)),
+            write: sql("write", write(table, failover_grace, notifies)),
+            read: sql(
+                "read",
+                format!("SELECT {NOW_US} AS now_us, {} FROM {table} AS l WHERE l.name {EQ} $1", columns()),
             ),
-            names: names(table),
-            sweep: format!(
-                "WITH {} DELETE FROM {table} AS l USING settings WHERE {} RETURNING true",
-                settings("$3"),
-                is_old()
+            read_line: sql(
+                "read_line",
+                format!(
+                    "SELECT l.line::pg_catalog.text AS line, {LINE_VERSION} AS version FROM {table} AS l
+                     WHERE l.name {EQ} $1 AND l.line IS NOT NULL"
+                ),
             ),
-            would_sweep: format!("SELECT true FROM {table} AS l WHERE {}", is_old()),
-            touch: format!(
-                "WITH {} UPDATE {table} AS l SET past = l.past FROM settings WHERE l.name {EQ} $1",
-                settings("$2")
+            write_line: sql(
+                "write_line",
+                format!(
+                    "WITH {} UPDATE {table} AS l SET line = $3::pg_catalog.jsonb FROM settings
+                     WHERE l.name {EQ} $1 AND {LINE_VERSION} {EQ} $2 RETURNING true",
+                    settings("$4")
+                ),
             ),
-            join: join(table),
-            leave: leave(table),
-            note_epoch: epoch::note(table, failover_grace),
-            is_shared: format!(
-                "SELECT EXISTS (SELECT FROM {table} AS l WHERE NOT {IS_OURS}) OR EXISTS (
-                    SELECT FROM pg_catalog.pg_attribute AS a
-                    WHERE a.attrelid {EQ} pg_catalog.to_regclass($1) AND a.attname {EQ} 'name'
-                        AND a.atttypid {NE} 'pg_catalog.text'::pg_catalog.regtype) AS is_shared"
+            touch: sql(
+                "touch",
+                format!(
+                    "WITH {} UPDATE {table} AS l SET served = l.served FROM settings WHERE l.name {EQ} $1",
+                    settings("$2")
+                ),
             ),
-            discard: format!(
-                "WITH {settings}, gone AS (
-                    DELETE FROM {table} AS l USING settings WHERE l.name {EQ} $1 AND {free} RETURNING l.name)
-                 SELECT NOT EXISTS (SELECT FROM {table} AS l WHERE l.name {EQ} $1) OR EXISTS (SELECT FROM gone)
-                    AS is_gone
-                 FROM settings",
-                settings = settings("$2"),
-                free = is_free(),
+            names: sql("names", names(table)),
+            discard: sql(
+                "discard",
+                format!(
+                    "WITH {} DELETE FROM {table} AS l USING settings WHERE l.name {EQ} $1 AND {VERSION} {EQ} $2
+                     RETURNING true",
+                    settings("$3")
+                ),
             ),
+            is_shared: sql(
+                "is_shared",
+                format!(
+                    "SELECT EXISTS (SELECT FROM {table} AS l WHERE NOT {IS_OURS}) OR EXISTS (
+                        SELECT FROM pg_catalog.pg_attribute AS a
+                        WHERE a.attrelid {EQ} pg_catalog.to_regclass($1) AND a.attname {EQ} 'name'
+                            AND a.atttypid {NE} 'pg_catalog.text'::pg_catalog.regtype) AS is_shared"
+                ),
+            ),
+            note_epoch: sql("note_epoch", epoch::note(table, failover_grace)),
         }
     }
 
     /// Returns the text of each statement.
     #[cfg(test)]
-    pub(super) fn texts(&self) -> [&str; 14] {
-        let Self { acquire, renew, release, evict, read, names, sweep, would_sweep, .. } = self;
-        let Self { is_shared, discard, touch, join, leave, note_epoch, .. } = self;
-        [
-            acquire,
-            renew,
-            release,
-            evict,
-            read,
-            names,
-            sweep,
-            would_sweep,
-            is_shared,
-            discard,
-            touch,
-            join,
-            leave,
-            note_epoch,
-        ]
-        .map(String::as_str)
+    pub(super) fn texts(&self) -> [&str; 10] {
+        let Self { claim, write, read, read_line, write_line, touch, names, discard, is_shared, note_epoch } =
+            self;
+        [claim, write, read, read_line, write_line, touch, names, discard, is_shared, note_epoch]
+            .map(|sql| sql.text.as_str())
     }
 }
 
-/// True for a row that leasehold wrote last.
-const IS_OURS: &str = "pg_catalog.starts_with(l.locked_by, 'leasehold:')";
+/// The columns that [`super::row`] reads, and their types.
+const COLUMNS: &[(&str, &str)] = &[
+    ("locked_by", "text"),
+    ("version", "text"),
+    ("token", "int8"),
+    ("prev_token", "int8"),
+    ("served", "int8"),
+    ("written_us", "int8"),
+    ("record", "text"),
+    ("history", "text"),
+];
 
-/// Returns the condition that is true for a lock that was released or evicted and has not been taken since.
-fn is_free() -> String {
-    format!("{IS_OURS} AND l.state {EQ} 'free'")
-}
-
-/// Returns the condition that is true for a lock that is held or in a cooldown. A released lock stays free even if the
-/// server's clock is set back. Only leasehold writes `lease_until`. Old versions of ShedLock unlock any row, which
-/// shortens `lock_until`.
-fn is_live() -> String {
-    format!(
-        "(CASE WHEN {IS_OURS} THEN l.state {NE} 'free' AND greatest(l.lock_until, l.lease_until) {GT} {NOW}
-            ELSE l.lock_until {GT} {NOW} END)"
-    )
-}
-
-/// Returns the SQL of the end of the lease or of the cooldown.
-fn until() -> String {
-    format!("(CASE WHEN {IS_OURS} THEN greatest(l.lock_until, l.lease_until) ELSE l.lock_until END)")
-}
-
-/// Returns the columns that [`super::record`] reads.
+/// Returns the columns that [`super::row`] reads from the row `l`. `until_us` is NULL if another client's lock has no
+/// end.
 fn columns() -> String {
-    let until = until();
+    let columns = COLUMNS.iter().map(|(name, kind)| format!("l.{name}::pg_catalog.{kind} AS {name}, "));
     format!(
-        "l.locked_by::pg_catalog.text, {is_live} AS is_live,
-         CASE WHEN pg_catalog.isfinite({until}) THEN {until_us} END AS until_us,
-         CASE WHEN pg_catalog.isfinite(l.locked_at) THEN {from_us} END AS from_us,
-         l.token::pg_catalog.int8, l.prev_token::pg_catalog.int8, l.ttl_ms::pg_catalog.int8,
-         l.state::pg_catalog.text, l.holder::pg_catalog.text, ({history})::pg_catalog.text AS past, {waiters}::pg_catalog.text AS waiters",
-        waiters = waiters(),
-        is_live = is_live(),
-        until_us = in_us(&until),
-        from_us = in_us("l.locked_at"),
-        history = history(),
+        "{columns}CASE WHEN pg_catalog.isfinite(l.lock_until) THEN {until_us} WHEN l.lock_until {LE} {NOW} THEN 0
+            END AS until_us",
+        columns = columns.collect::<String>(),
+        until_us = in_us("l.lock_until"),
     )
 }
 
-/// Returns the history of the row `l`, with its current grant added at the front. `more` are further pairs of a name and
-/// a value for that entry.
-fn past(end: &str, until_us: &str, more: &str) -> String {
-    let first = format!("pg_catalog.substr(l.locked_by, {})", OURS.len() + 1);
-    with_front(&first, &in_us("l.locked_at"), until_us, end, more)
-}
-
-/// Returns the history of the row `l`. If another client has replaced a grant that had lapsed, that grant is at its front:
-/// only the holder still names it.
-fn history() -> String {
+/// Returns the end of a write: what it has written, or the row as it was found. `is_right` tells whether the row that
+/// was found has what the write requires of it. A row that another statement has just changed is returned as it was
+/// before.
+fn outcome(table: &str, is_right: &str, of_written: &str) -> String {
     format!(
-        "CASE WHEN NOT {IS_OURS} AND l.state {EQ} 'held' AND (l.holder {GET_TEXT} 'grant') IS NOT NULL THEN {replaced}
-            ELSE coalesce(l.past, '[]') END",
-        replaced =
-            with_front(&format!("l.holder {GET_TEXT} 'grant'"), "NULL", &in_us("l.lease_until"), "lapsed", "")
-    )
-}
-
-fn with_front(grant: &str, from_us: &str, until_us: &str, end: &str, more: &str) -> String {
-    format!(
-        "pg_catalog.jsonb_path_query_array(pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object(
-                'token', l.token, 'grant', {grant}, 'holder', (l.holder::pg_catalog.jsonb {MINUS} 'value') {MINUS} 'grant',
-                'from_us', {from_us}, 'until_us', {until_us}, 'end', '{end}'{more}))
-            {JOINED} coalesce(l.past, '[]'), '$[0 to {last}]')",
-        last = HISTORY - 1,
-    )
-}
-
-/// Returns the statement of a claim. $1 name, $2 `locked_by`, $3 the lease in microseconds, $4 how many tokens, $5 the
-/// holder, $6 the ttl in milliseconds, $7 the time on the server's clock from which on the claim is too late, $8 the
-/// limit of a wait for the row, $9 the id, $10 whether the claim ignores the waiters, $11 and $12 the first waiter, and
-/// for how many microseconds the lock was kept for it before it was last taken.
-///
-/// The statement does not write the row of a held lock. Otherwise, the claims of one lock take turns, so that no other
-/// grant happens between reading the clock, which becomes the token in a new row, and writing that row. PostgreSQL
-/// evaluates the conditions after it has locked the row. The row must have the claim's own grant, which has not ended,
-/// or another grant that has ended. A claim whose grant has ended is never granted again. Neither is a claim that
-/// arrives after its client gave up, because no process would release it. A free lock is kept for the waiters before
-/// the claim until their grace is over. Then they lose their places. During the failover grace, a claim is granted only
-/// if the row already has its grant.
-fn acquire(table: &str, failover_grace: Duration) -> String {
-    let lease = microseconds("$3");
-    let is_own = format!("l.locked_by {EQ} $2");
-    // A repetition never shortens the lease, because another process may have the same grant with a longer ttl.
-    let longest = format!("CASE WHEN {is_own} THEN greatest(l.lease_us, $3) ELSE $3 END");
-    let until = format!("{NOW} {PLUS} {}", microseconds(&longest));
-    format!(
-        "WITH {settings}, turns AS MATERIALIZED (
-            SELECT CASE WHEN EXISTS (
-                    SELECT FROM {table} AS l WHERE l.name {EQ} $1 AND l.locked_by {NE} $2 AND {is_live})
-                THEN false
-                ELSE pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended($1, {key}))::pg_catalog.text {EQ} ''
-                END AS turn
-            FROM settings
-         ), {epoch}, granted AS (
-            INSERT INTO {table} AS l (name, lock_until, lease_until, locked_at, locked_by, token, lease_us, ttl_ms, state,
-                holder, past)
-            SELECT $1, {NOW} {PLUS} {lease}, {NOW} {PLUS} {lease}, {NOW}, $2, {NOW_US}, $3, $6, 'held', {holder}, '[]'
-            FROM turns WHERE turn AND {NOW_US} {LT} $7
-                AND ((SELECT left_us FROM epoch) {EQ} 0
-                    OR EXISTS (SELECT FROM {table} AS l WHERE l.name {EQ} $1 AND {is_own}))
-            ON CONFLICT (name) DO UPDATE SET
-                lock_until = {until}, lease_until = {until},
-                locked_at = CASE WHEN {is_own} THEN l.locked_at ELSE {NOW} END,
-                locked_by = $2,
-                token = CASE WHEN {is_own} THEN l.token
-                    ELSE greatest(coalesce(l.token, 0) {PLUS} $4, {NOW_US}) END,
-                prev_token = CASE WHEN {is_own} THEN l.prev_token ELSE l.token END,
-                lease_us = {longest}, ttl_ms = CASE WHEN {is_own} THEN greatest(l.ttl_ms, $6) ELSE $6 END,
-                state = 'held', holder = {holder},
-                past = CASE WHEN l.locked_by {NE} $2 AND {IS_OURS} AND l.state {EQ} 'held' THEN {lapsed}
-                    ELSE {history} END,
-                waiters = CASE WHEN {is_own} OR $10 THEN l.waiters ELSE {behind} END
-            WHERE ({is_own}) {EQ} {is_live}
-                AND (NOT {IS_OURS} OR (l.token IS NOT NULL AND (l.state {EQ} 'free' OR l.state {EQ} 'resting'
-                    OR (l.state {EQ} 'held' AND pg_catalog.jsonb_typeof(l.holder) {EQ} 'object'
-                        AND l.holder {MATCHES} '$ ? (@.name.type() == \"string\" && @.host.type() == \"string\"
-                            && @.pid >= 0 && @.pid <= 4294967295)'))))
-                AND (l.locked_by {NE} $2 OR l.state {EQ} 'held')
-                AND NOT (({history}) {CONTAINS}
-                    pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('grant', $9)))
-                AND coalesce(l.token, 0) {LT} ({most} {MINUS} $4)
-                AND {NOW_US} {LT} $7
-                AND ({is_own} OR $10 OR {is_next})
-            RETURNING l.*)
-         SELECT {NOW_US} AS now_us, {NOW_US} {GE} $7 AS is_late, (SELECT left_us FROM epoch) AS grace_left_us, found.*
-         FROM settings LEFT JOIN LATERAL (
-            SELECT true AS is_granted, {columns} FROM granted AS l
+        "FROM settings LEFT JOIN LATERAL (
+            SELECT true AS is_written, true AS is_right, {of_written} FROM written AS l
             UNION ALL
-            SELECT false, {columns} FROM {table} AS l WHERE l.name {EQ} $1 AND NOT EXISTS (SELECT FROM granted)
+            SELECT false, {is_right}, {columns} FROM {table} AS l
+            WHERE l.name {EQ} $1 AND NOT EXISTS (SELECT FROM written)
          ) AS found ON true",
-        settings = settings("$8"),
-        epoch = epoch::of(table, failover_grace),
-        key = key(table),
-        is_live = is_live(),
-        // Another client that takes over replaces `locked_by`.
-        holder = format!("$5::pg_catalog.jsonb {JOINED} pg_catalog.jsonb_build_object('grant', $9)"),
-        history = history(),
-        lapsed = past("lapsed", &in_us(&self::until()), ""),
-        most = crate::lease::Token::LIMIT,
-        behind = behind(),
-        is_next = is_next(),
         columns = columns(),
     )
 }
 
-/// Returns the SQL of the waiters, in the order of their arrival. A value that is not a list counts as an empty one.
-/// Entries above [`MAX_WAITERS`], which leasehold does not write, do not count, and the next change of the list removes
-/// them.
-fn waiters() -> String {
-    const { assert!(MAX_WAITERS == 64) };
+/// Returns the statement of a grant over a row that was not read. $1 name, $2 `locked_by`, $3 version, $4 how many
+/// tokens, $5 the lease in microseconds, $6 the record, $7 the time on the server's clock from which on the claim is too
+/// late, $8 the limit of a wait for the row.
+///
+/// The row must be free and unawaited, and must not contain this claim. A lock that another client has, or had last, may
+/// be granted if leasehold never had it. PostgreSQL evaluates the conditions after it has locked the row. The statement
+/// does not lock other rows. Grants of one lock take turns, so that no other grant happens between reading the clock,
+/// which becomes the token in a new row, and writing that row. A claim that arrives after its client gave up is not
+/// granted, because no process would release it.
+fn claim(table: &str, failover_grace: Duration) -> String {
+    let is_right = format!(
+        "coalesce((l.is_open OR (l.version IS NULL AND NOT {IS_OURS})) AND {is_ended}
+            AND pg_catalog.strpos(pg_catalog.concat(l.record, l.history), pg_catalog.substr($2, {id})) {EQ} 0
+            AND (coalesce(l.token, 0) {PLUS} $4) {LT} {most}, false)",
+        is_ended = is_ended(),
+        id = OURS.len() + 1,
+        most = Token::LIMIT,
+    );
+    let until = format!("{NOW} {PLUS} {}", microseconds("$5"));
     format!(
-        "(CASE WHEN pg_catalog.jsonb_typeof(l.waiters) {EQ} 'array'
-            THEN pg_catalog.jsonb_path_query_array(l.waiters, '$[0 to 63]') ELSE '[]' END)"
+        "WITH {settings}, turns AS MATERIALIZED (
+            SELECT CASE WHEN EXISTS (SELECT FROM {table} AS l WHERE l.name {EQ} $1 AND NOT {is_right})
+                THEN false ELSE {turn} END AS turn
+            FROM settings
+         ), {epoch}, written AS (
+            INSERT INTO {table} AS l (name, lock_until, locked_at, locked_by, version, token, served, written_us,
+                is_open, record, history)
+            SELECT $1, {until}, {NOW}, $2, $3, {NOW_US}, 0, {NOW_US}, false, $6::pg_catalog.json, '[]'
+            FROM turns WHERE turn AND {NOW_US} {LT} $7 AND (SELECT left_us FROM epoch) {EQ} 0
+            ON CONFLICT (name) DO UPDATE SET
+                lock_until = {until}, locked_at = {NOW}, locked_by = $2, version = $3,
+                token = greatest(coalesce(l.token, 0) {PLUS} $4, {NOW_US}), prev_token = l.token,
+                served = coalesce(l.served, 0), written_us = {NOW_US}, is_open = false,
+                record = $6::pg_catalog.json, history = coalesce(l.history, '[]')
+            WHERE {is_right} AND {NOW_US} {LT} $7
+            RETURNING l.*)
+         SELECT {NOW_US} AS now_us, (SELECT left_us FROM epoch) AS left_us, found.* {outcome}",
+        settings = settings("$8"),
+        turn = turn(table),
+        epoch = epoch::of(table, failover_grace),
+        outcome = outcome(table, &is_right, &columns()),
     )
 }
 
-/// Returns the SQL of the table `name` of the waiters and their places.
-fn line(name: &str) -> String {
-    format!("pg_catalog.jsonb_array_elements({}) WITH ORDINALITY AS {name} (waiter, place)", waiters())
+/// Returns the condition that no other client has the lock. Old versions of ShedLock unlock any row, which shortens
+/// `lock_until`, so it counts only in rows of other clients.
+fn is_ended() -> String {
+    format!("({IS_OURS} OR l.lock_until {LE} {NOW})")
 }
 
-/// Returns the place of the claim $9 among the waiters. A claim without a place is behind all of them.
-fn own_place() -> String {
+/// Returns the SQL that waits for other grants of the lock $1.
+fn turn(table: &str) -> String {
     format!(
-        "coalesce((SELECT pg_catalog.min(o.place) FROM {line} WHERE (o.waiter {GET_TEXT} 'claim') {EQ} $9), {last})",
-        line = line("o"),
-        last = MAX_WAITERS + 1,
+        "pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended($1, {}))::pg_catalog.text {EQ} ''",
+        key(table)
     )
 }
 
-/// Returns the waiters behind the claim $9.
-fn behind() -> String {
-    format!(
-        "(SELECT pg_catalog.jsonb_agg(w.waiter ORDER BY w.place) FROM {line} WHERE w.place {GT} {own})",
-        line = line("w"),
-        own = own_place()
-    )
-}
-
-/// Returns the condition that no waiter is before the claim $9, or that the lock has been available for their
-/// [`grace`](crate::lease::grace), with the time that the claim reports. If the clock was set back after the release,
-/// that time is unknown, and the lock is kept for no waiter.
-fn is_next() -> String {
-    let pause = format!(
-        "CASE WHEN pg_catalog.jsonb_typeof(w.waiter {GET} 'polls_ms') {EQ} 'number'
-            THEN greatest(least((w.waiter {GET_TEXT} 'polls_ms')::pg_catalog.numeric, {longest}), 0)::pg_catalog.int8
-            ELSE 0 END",
-        longest = LONGEST_PAUSE.as_millis()
-    );
-    let grace = format!(
-        "(((2 {TIMES} pg_catalog.max({pause})) {PLUS} ({each} {TIMES} pg_catalog.count(*))) {TIMES} interval '1 millisecond')",
-        each = grace([Duration::ZERO]).as_millis()
-    );
-    let kept = format!(
-        "(CASE WHEN (({waiters} {GET} 0) {GET_TEXT} 'claim') {EQ} $11 THEN {kept} ELSE interval '0' END)",
-        waiters = waiters(),
-        kept = microseconds("$12"),
-    );
-    format!(
-        "coalesce((SELECT {NOW} {LT} {until} OR (({until} {MINUS} {kept}) {PLUS} {grace}) {LE} {NOW}
-            FROM {line} WHERE w.place {LT} {own} HAVING pg_catalog.count(*) {GT} 0), true)",
-        until = until(),
-        line = line("w"),
-        own = own_place(),
-    )
-}
-
-/// Returns the statement that adds a claim to the waiters, or reads the row. $1 name, $2 the claim's id, $3 the waiter,
-/// $4 the pause of a single waiter and $5 its longest pause, both in milliseconds, $6 the limit of a wait for the row.
-fn join(table: &str) -> String {
-    let waiters = waiters();
-    let length = format!("pg_catalog.jsonb_array_length({waiters})");
-    let set = format!(
-        "waiters = {waiters} {JOINED} pg_catalog.jsonb_build_array($3::pg_catalog.jsonb {JOINED}
-            pg_catalog.jsonb_build_object('since_us', {NOW_US},
-                'polls_ms', least(({length} {PLUS} 1) {TIMES} $4, $5)))"
-    );
-    let condition = format!(
-        "({is_live} OR {length} {GT} 0) AND {length} {LT} {MAX_WAITERS}
-            AND NOT ({waiters} {CONTAINS} pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('claim', $2)))
-            AND l.locked_by {NE} ('{OURS}' {JOINED} $2)",
-        is_live = is_live()
-    );
-    changed(table, &set, &condition, "$6", NOT_NOTIFIED)
-}
-
-/// Returns the statement that removes a claim from the waiters. It always writes the row, so that it waits for a
-/// concurrent request to join. $1 name, $2 the claim's id, $3 the limit of a wait for the row.
-fn leave(table: &str) -> String {
-    format!(
-        "WITH {} UPDATE {table} AS l SET waiters = (SELECT pg_catalog.jsonb_agg(w.waiter ORDER BY w.place)
-            FROM {} WHERE (w.waiter {GET_TEXT} 'claim') {NE} $2)
-         FROM settings WHERE l.name {EQ} $1",
-        settings("$3"),
-        line("w"),
-    )
-}
-
-/// Returns the key of a table. Two tables rarely have the same key. Claims of tables with the same key may wait for
+/// Returns the key of a table. Two tables rarely have the same key. Grants of tables with the same key may wait for
 /// each other.
 fn key(table: &str) -> u64 {
     table.bytes().fold(0, |key: u64, byte| (key * 31 + u64::from(byte)) % (1 << 56))
 }
 
-/// Returns the statement of a renewal. $1 name, $2 `locked_by`, $3 token, $4 the limit of a wait for the row.
-fn renew(table: &str) -> String {
-    let end = format!("{NOW} {PLUS} {}", microseconds("l.lease_us"));
-    let set = format!("lock_until = {end}, lease_until = {end}");
-    let live = format!(
-        "l.locked_by {EQ} $2 AND l.token {EQ} $3 AND l.state {EQ} 'held' AND {until} {GT} {NOW}",
-        until = until()
+/// Returns the statement that writes a row which was read. $1 name, $2 its version, $3 the step, $4 `locked_by`, $5 the
+/// new version, $6 token, $7 served, $8 the record, $9 the history or NULL if it is unchanged, $10 whether the lock is
+/// free and unawaited, $11 for how many microseconds other clients are kept out, $12 the time on the server's clock from
+/// which on the write is too late, $13 the limit of a wait for the row.
+///
+/// The version shows that the row is as it was read. In addition, a grant requires that no other client has the lock, and
+/// that the failover grace is over. A renewal requires that the lease has not ended. Otherwise a renewal that arrives late
+/// would take back a lock that the holder no longer uses. A `mark` is no sign of life.
+fn write(table: &str, failover_grace: Duration, notifies: bool) -> String {
+    let step = |name: &str| format!("$3 {EQ} '{name}'");
+    let is_right = format!(
+        "coalesce({VERSION} {EQ} $2 AND CASE WHEN {grants} THEN {is_ended}
+            WHEN {renews} THEN (l.written_us {PLUS} $11) {GT} {NOW_US} ELSE true END, false)",
+        grants = step("grant"),
+        renews = step("renew"),
+        is_ended = is_ended(),
     );
-    changed(table, &set, &live, "$4", NOT_NOTIFIED)
-}
-
-/// Returns the statement of a release. $1 name, $2 `locked_by`, $3 the cooldown in microseconds, $4 the limit of a wait
-/// for the row, $5 the token if it is known.
-fn release(table: &str, notified: &str) -> String {
-    let set = format!(
-        "lock_until = {NOW} {PLUS} {cooldown}, lease_until = {NOW} {PLUS} {cooldown},
-         state = CASE WHEN $3 {GT} 0 THEN 'resting' ELSE 'free' END, past = {past}",
-        cooldown = microseconds("$3"),
-        past = past("released", NOW_US, ""),
-    );
-    let condition =
-        format!("l.locked_by {EQ} $2 AND l.state {EQ} 'held' AND ($5 IS NULL OR l.token {EQ} $5)");
-    changed(table, &set, &condition, "$4", notified)
+    let left_us = format!("CASE WHEN {} THEN (SELECT left_us FROM epoch) ELSE 0 END", step("grant"));
+    let nothing = COLUMNS.iter().map(|(name, kind)| match *name {
+        "written_us" => "l.written_us, ".to_owned(),
+        name => format!("NULL::pg_catalog.{kind} AS {name}, "),
+    });
+    format!(
+        "WITH {settings}, turns AS MATERIALIZED (
+            SELECT CASE WHEN {grants} THEN {turn} ELSE true END AS turn FROM settings
+         ), {epoch}, written AS (
+            UPDATE {table} AS l SET locked_by = $4, version = $5, token = $6, served = $7,
+                record = $8::pg_catalog.json, history = coalesce($9::pg_catalog.json, l.history), is_open = $10,
+                locked_at = CASE WHEN {grants} THEN {NOW} ELSE l.locked_at END,
+                prev_token = CASE WHEN {grants} THEN l.token ELSE l.prev_token END,
+                lock_until = CASE WHEN {marks} THEN l.lock_until ELSE {NOW} {PLUS} {span} END,
+                written_us = CASE WHEN {marks} THEN l.written_us ELSE {NOW_US} END
+            FROM turns
+            WHERE turn AND l.name {EQ} $1 AND {is_right} AND {NOW_US} {LT} $12 AND ({left_us}) {EQ} 0
+            RETURNING l.*)
+         SELECT {NOW_US} AS now_us, {left_us} AS left_us, {notified} AS notified, found.* {outcome}",
+        settings = settings("$13"),
+        turn = turn(table),
+        epoch = epoch::of(table, failover_grace),
+        grants = step("grant"),
+        marks = step("mark"),
+        span = microseconds("$11"),
+        notified = notified(table, notifies, &step("free")),
+        outcome = outcome(
+            table,
+            &is_right,
+            &format!("{}NULL::pg_catalog.int8 AS until_us", nothing.collect::<String>())
+        ),
+    )
 }
 
 /// Returns the channel of the notifications for a table. All waiters share it, because PostgreSQL wakes every listening
@@ -392,59 +278,22 @@ pub(super) fn channel(table: &str) -> String {
     format!("leasehold_{:x}", key(table))
 }
 
-const NOT_NOTIFIED: &str = "NULL";
-
-/// Returns the SQL that notifies the first waiter of the row that the common table expression `changed` returns. It
-/// does not notify if there is no waiter, because transactions that notify commit one at a time.
-fn notified(table: &str, notifies: bool) -> String {
+/// Returns the SQL that notifies the first waiter for the lock that was freed. It does not notify if there is no waiter,
+/// because transactions that notify commit one at a time. A line that cannot be read counts as empty.
+fn notified(table: &str, notifies: bool, frees: &str) -> String {
     if !notifies {
-        return NOT_NOTIFIED.to_owned();
+        return "NULL".to_owned();
     }
-    let first = format!("((l.waiters {GET} 0) {GET_TEXT} 'claim')");
+    let first = format!(
+        "(pg_catalog.jsonb_path_query_first(l.line,
+            '$.waiters[*] ? (@.number > $served && @.claim != $grant).claim', pg_catalog.jsonb_build_object(
+                'served', l.served, 'grant', pg_catalog.substr(l.locked_by, {})), true) {TEXT_AT} '{{}}')",
+        OURS.len() + 1
+    );
     format!(
         "(SELECT pg_catalog.pg_notify('{}', pg_catalog.left({first}, {CALLED_BY}))::pg_catalog.text
-            FROM changed AS l WHERE {first} IS NOT NULL)",
+            FROM written AS l WHERE {frees} AND {first} IS NOT NULL)",
         channel(table)
-    )
-}
-
-/// Returns the statement that changes the row of the lock $1, or reads the row if `condition` does not hold.
-fn changed(table: &str, set: &str, condition: &str, timeout: &str, notified: &str) -> String {
-    format!(
-        "WITH {settings}, changed AS (
-            UPDATE {table} AS l SET {set} FROM settings
-            WHERE l.name {EQ} $1 AND {condition}
-            RETURNING l.*)
-         SELECT {NOW_US} AS now_us, {notified} AS notified, found.*
-         FROM settings LEFT JOIN LATERAL (
-            SELECT true AS is_changed, {columns} FROM changed AS l
-            UNION ALL
-            SELECT false, {columns} FROM {table} AS l WHERE l.name {EQ} $1 AND NOT EXISTS (SELECT FROM changed)
-         ) AS found ON true",
-        settings = settings(timeout),
-        columns = columns(),
-    )
-}
-
-/// Returns the statement of an eviction. $1 name, $2 token, $3 the limit of a wait for the row, $4 who evicts and why, if
-/// that is known. The history of a lock in a cooldown already has the grant.
-fn evict(table: &str, notified: &str) -> String {
-    format!(
-        "WITH {settings}, changed AS (
-            UPDATE {table} AS l SET lock_until = {NOW}, lease_until = {NOW}, state = 'free',
-                past = CASE WHEN l.state {EQ} 'held' THEN {past} ELSE coalesce(l.past, '[]') END
-            FROM settings
-            WHERE l.name {EQ} $1 AND l.token {EQ} $2 AND {IS_OURS}
-                AND (l.state {EQ} 'held' OR l.state {EQ} 'resting')
-            RETURNING l.name, l.waiters)
-         SELECT {NOW_US} AS now_us, {notified} AS notified, EXISTS (SELECT FROM changed) AS is_changed,
-            EXISTS (SELECT FROM {table} AS l WHERE l.name {EQ} $1 AND ((l.token {EQ} $2 AND {free})
-                OR l.past {CONTAINS} pg_catalog.jsonb_build_array(
-                    pg_catalog.jsonb_build_object('token', $2, 'end', 'evicted')))) AS is_over
-         FROM settings",
-        settings = settings("$3"),
-        past = past("evicted", NOW_US, ", 'evicted', $4::pg_catalog.jsonb"),
-        free = is_free(),
     )
 }
 
@@ -456,17 +305,5 @@ fn names(table: &str) -> String {
         "SELECT l.name::pg_catalog.text FROM {table} AS l
          WHERE {name} {GE} $1 AND ($2 IS NULL OR {name} {GT} $2) AND pg_catalog.starts_with(l.name, $1)
          ORDER BY {name} LIMIT $3"
-    )
-}
-
-/// Returns the condition of a sweep: leasehold wrote the row last, the lock has been free for long enough, and the
-/// token is not ahead of the clock, which the next token comes from. $1 name, $2 the age in microseconds. A deletion
-/// also has $3, the limit of a wait for the row.
-fn is_old() -> String {
-    format!(
-        "l.name {EQ} $1 AND {IS_OURS} AND (l.state {EQ} 'free' OR l.state {EQ} 'resting') AND l.token {LT} {NOW_US}
-            AND {until} {LE} ({NOW} {MINUS} {age})",
-        until = until(),
-        age = microseconds("$2"),
     )
 }

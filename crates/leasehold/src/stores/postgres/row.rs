@@ -1,0 +1,261 @@
+//! Reads and validates the rows of the table.
+
+use std::time::Duration;
+
+use tokio_postgres::Row;
+use tokio_postgres::types::FromSql;
+
+use super::config::Table;
+use super::statements::OURS;
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::lease::{Id, Token, printable};
+use crate::protocol::record::{Content, Record, RecordState};
+use crate::protocol::records::Found;
+use crate::register::Version;
+use crate::stores::columns;
+
+/// Returns the value of `locked_by` for the grant `id`.
+pub(super) fn locked_by(id: Id) -> String {
+    format!("{OURS}{id}")
+}
+
+/// Returns the version of a row that leasehold wrote with `version`.
+pub(super) fn version_of(version: &Version, locked_by: &str) -> Version {
+    Version::new(format!("{} {locked_by}", version.as_str()))
+}
+
+/// The unparsed columns.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Cells {
+    pub(super) now_us: i64,
+    pub(super) locked_by: String,
+    /// `None` if the lock of another client has no end.
+    pub(super) until_us: Option<i64>,
+    pub(super) version: Option<String>,
+    pub(super) token: Option<i64>,
+    pub(super) prev_token: Option<i64>,
+    pub(super) served: Option<i64>,
+    pub(super) written_us: Option<i64>,
+    pub(super) record: Option<String>,
+    pub(super) history: Option<String>,
+}
+
+impl Cells {
+    pub(super) fn of(row: &Row) -> Result<Self, StoreError> {
+        Ok(Self {
+            now_us: cell(row, "now_us")?,
+            locked_by: cell(row, "locked_by")?,
+            until_us: cell(row, "until_us")?,
+            version: cell(row, "version")?,
+            token: cell(row, "token")?,
+            prev_token: cell(row, "prev_token")?,
+            served: cell(row, "served")?,
+            written_us: cell(row, "written_us")?,
+            record: cell(row, "record")?,
+            history: cell(row, "history")?,
+        })
+    }
+
+    /// Returns the content of the row of the lock `name`. Returns `None` if only another client has ever had the lock,
+    /// and has it no longer.
+    pub(super) fn found(&self, name: &str, table: &Table) -> Result<Option<Found>, StoreError> {
+        self.content().map_err(|what| garbled(&what, name, table))
+    }
+
+    fn content(&self) -> Result<Option<Found>, String> {
+        let is_ours = self.locked_by.starts_with(OURS);
+        if !is_ours && self.until_us.is_none_or(|until_us| until_us > self.now_us) {
+            let what = format!("another client: {}", printable(&self.locked_by, 255));
+            let left = self.until_us.map(|us| Duration::from_micros(time(us.saturating_sub(self.now_us))));
+            return Ok(Some(Found { content: Content::Foreign(what, left), version: Version::new("") }));
+        }
+        let Some(version) = &self.version else {
+            return if is_ours { Err("there is no version".to_owned()) } else { Ok(None) };
+        };
+        let mut record = self.record()?;
+        if is_ours && self.locked_by != locked_by(record.grant) {
+            return Err("its columns contradict each other".to_owned());
+        }
+        if !is_ours {
+            end(&mut record, self.until_us.map(time));
+        }
+        let version = version_of(&Version::new(version.clone()), &self.locked_by);
+        Ok(Some(Found { content: Content::Record(Box::new(record)), version }))
+    }
+
+    fn record(&self) -> Result<Record, String> {
+        let number = |number: Option<i64>, what: &str| {
+            let number = number.and_then(|number| u64::try_from(number).ok());
+            number.ok_or_else(|| format!("{what} is not a number"))
+        };
+        columns::read(
+            self.record.as_deref().unwrap_or_default(),
+            number(self.token, "token")?,
+            number(self.served, "served")?,
+            number(self.written_us, "written_us")?,
+            self.history.as_deref().unwrap_or_default(),
+        )
+    }
+
+    /// Returns the token of the previous grant.
+    pub(super) fn previous(&self) -> Option<Token> {
+        self.prev_token.and_then(|token| u64::try_from(token).ok()).and_then(Token::new)
+    }
+}
+
+/// Changes `record` to that of a free lock whose grant has lapsed at `until_us` at the latest. A repetition of its claim
+/// must be refused, because another client may have had the lock since.
+pub(super) fn end(record: &mut Record, until_us: Option<u64>) {
+    if record.state == RecordState::Held {
+        record.remember_replaced();
+    }
+    (record.state, record.rest_ms, record.renewed_at_us) = (RecordState::Free, None, until_us);
+}
+
+/// Returns the error for a row that cannot be parsed. Such a row is never overwritten and never granted.
+fn garbled(what: &str, name: &str, table: &Table) -> StoreError {
+    // The message may contain text of the row.
+    let what = printable(what, 300);
+    Fault::new(
+        ErrorKind::Corrupt,
+        format!("the table {:?} has a row for {name:?} that cannot be read: {what}", table.name),
+    )
+    .with_help("the row was edited by hand: delete it while the lock is free; tokens keep rising")
+    .not_applied()
+}
+
+/// Converts a number of microseconds. Times before 1970 become 0, because they are long past.
+fn time(us: i64) -> u64 {
+    u64::try_from(us).unwrap_or(0)
+}
+
+/// Converts a number for PostgreSQL, which has no unsigned types.
+pub(super) fn number(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// Returns the row of a statement that always returns one.
+pub(super) fn only(rows: &[Row]) -> Result<&Row, StoreError> {
+    rows.first().ok_or_else(|| unreadable(&"it has no row"))
+}
+
+pub(super) fn cell<'a, T: FromSql<'a>>(row: &'a Row, column: &str) -> Result<T, StoreError> {
+    row.try_get(column).map_err(|error| unreadable(&error))
+}
+
+/// Returns the error for a result of an unexpected form. The statement may have taken effect.
+pub(super) fn unreadable(why: &dyn std::fmt::Display) -> StoreError {
+    Fault::new(ErrorKind::Corrupt, format!("PostgreSQL's response cannot be read: {why}")).maybe_applied()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::golden::golden_record;
+    use crate::lease::End;
+    use crate::stores::columns::Columns;
+
+    /// Returns the row of `record`.
+    fn row(record: &Record) -> Cells {
+        let columns = Columns::of(record, None).unwrap();
+        Cells {
+            now_us: 10_000_000,
+            locked_by: locked_by(record.grant),
+            until_us: Some(12_000_000),
+            version: Some(columns.version.as_str().to_owned()),
+            token: Some(number(record.token.get())),
+            prev_token: Some(5),
+            served: Some(3),
+            written_us: Some(4_000_000),
+            record: Some(columns.record),
+            history: columns.history,
+        }
+    }
+
+    fn held() -> Cells {
+        row(&golden_record("1-held.json"))
+    }
+
+    fn read(cells: &Cells) -> Record {
+        match cells.content().unwrap().unwrap().content {
+            Content::Record(record) => *record,
+            Content::Foreign(what, _) => panic!("{what}"),
+        }
+    }
+
+    #[test]
+    fn a_row_is_read_as_it_was_written() {
+        let record = golden_record("1-held.json");
+        assert_eq!(read(&held()), Record { served: 3, renewed_at_us: Some(4_000_000), ..record });
+    }
+
+    #[test]
+    fn a_row_that_does_not_parse_is_an_error() {
+        for bad in [
+            Cells { locked_by: format!("{OURS}x"), ..held() },
+            Cells { version: None, ..held() },
+            Cells { token: None, ..held() },
+            Cells { token: Some(-1), ..held() },
+            Cells { token: Some(1 << 53), ..held() },
+            Cells { served: None, ..held() },
+            Cells { served: Some(1 << 53), ..held() },
+            Cells { written_us: None, ..held() },
+            Cells { record: None, ..held() },
+            Cells { record: Some("{}".into()), ..held() },
+        ] {
+            assert!(bad.content().is_err(), "{bad:?}");
+        }
+        assert!(Cells { history: None, ..held() }.content().is_ok(), "only for people");
+    }
+
+    #[test]
+    fn another_client_holds_a_lock_until_its_time() {
+        let theirs = Cells { locked_by: "host-1".into(), ..held() };
+        let left = |until_us| match (Cells { until_us, ..theirs.clone() }).content().unwrap().unwrap().content
+        {
+            Content::Foreign(what, left) => {
+                assert!(what.contains("host-1"), "{what}");
+                Some(left)
+            }
+            Content::Record(_) => None,
+        };
+        assert_eq!(left(Some(12_000_000)), Some(Some(Duration::from_secs(2))));
+        assert_eq!(left(None), Some(None), "it has no end");
+        assert_eq!(left(Some(10_000_000)), None, "it has ended");
+        let never_ours = Cells { version: None, until_us: Some(0), ..theirs };
+        assert!(never_ours.content().unwrap().is_none());
+    }
+
+    #[test]
+    fn a_grant_that_another_client_replaced_has_ended() {
+        let before = read(&held());
+        let theirs = Cells { locked_by: "host-1".into(), until_us: Some(9_000_000), ..held() };
+        let record = read(&theirs);
+        assert_eq!((record.state, record.renewed_at_us), (RecordState::Free, Some(9_000_000)));
+        assert_eq!((record.history[0].grant, record.history[0].end), (before.grant, End::Lapsed));
+        assert_eq!(record.history[1..], before.history[..]);
+        let version = |cells: &Cells| cells.content().unwrap().unwrap().version;
+        assert_ne!(version(&theirs), version(&held()), "no renewal that comes late has this version");
+        let free =
+            Cells { locked_by: "host-1".into(), until_us: Some(0), ..row(&golden_record("1-free.json")) };
+        assert_eq!(read(&free).history, golden_record("1-free.json").history, "already there");
+    }
+
+    proptest! {
+        #[test]
+        fn no_row_causes_a_panic(
+            texts in any::<(Option<String>, Option<String>, Option<String>)>(),
+            numbers in any::<(i64, Option<i64>, Option<i64>, Option<i64>, Option<i64>, Option<i64>)>(),
+            locked_by in prop_oneof![Just(held().locked_by), any::<String>()],
+        ) {
+            let (version, record, history) = texts;
+            let (now_us, until_us, token, prev_token, served, written_us) = numbers;
+            let cells = Cells {
+                now_us, locked_by, until_us, version, token, prev_token, served, written_us, record, history,
+            };
+            let _ = (cells.content(), cells.previous());
+        }
+    }
+}
