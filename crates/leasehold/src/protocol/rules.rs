@@ -27,6 +27,9 @@ pub(super) struct Rules {
     pub(super) store_clock: bool,
     /// How far two readings of the store's clock may contradict each other.
     pub(super) margin: Duration,
+    /// Whether a lapsed grant is over even if no other grant has replaced it. See
+    /// [`Records::others_leave_no_trace`](super::records::Records::others_leave_no_trace).
+    pub(super) lapsed_is_over: bool,
 }
 
 impl Rules {
@@ -172,6 +175,11 @@ pub(super) fn judge<'a>(
                 Claimed::Grantable { over: Some(record), floor_from_clock: true }
             }
             Some(attempt) => Claimed::Ours(*attempt),
+            None if rules.lapsed_is_over
+                && availability(record, unchanged_for, store, rules) == Availability::Grantable =>
+            {
+                Claimed::Lost(Loss::new(claim.name.clone(), record.token, LossReason::EXPIRED))
+            }
             // Rule 5: a record of this claim that was not expected is adopted only by another conditional write.
             None => Claimed::Grantable { over: Some(record), floor_from_clock: record.unconfirmed },
         };

@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use crate::error::{ErrorKind, Fault};
-use crate::lease::Token;
-use crate::protocol::record::{Content, Record, RecordState, parse};
+use crate::lease::{Holder, Id, Token, Ttl};
+use crate::protocol::record::{Content, FORMAT, Record, RecordState, parse};
 use crate::register::Version;
 
 /// The columns of a record that is written.
@@ -13,12 +13,12 @@ pub(super) struct Columns {
     pub(super) record: String,
     /// `None` if the history has not changed.
     pub(super) history: Option<String>,
-    /// Whether the lock is free, and no process awaits it. It can then be granted without reading the record.
+    /// Whether the lock is free. It can then be granted without reading the record.
     pub(super) is_open: bool,
 }
 
 impl Columns {
-    /// Returns the columns of `record`, which replaces `before`.
+    /// Returns the columns of `record`, which replaces `before`. The line alone says whether the lock is awaited.
     pub(super) fn of(record: &Record, before: Option<&Record>) -> Result<Self, Fault> {
         let unwritten = |error: serde_json::Error| {
             Fault::new(ErrorKind::Invalid, format!("the lock record cannot be written: {error}"))
@@ -31,20 +31,38 @@ impl Columns {
         let bare = Record {
             token: Token::default(),
             served: 0,
+            awaited: false,
             renewed_at_us: None,
             history: vec![],
             ..record.clone()
         };
-        let is_open = record.state == RecordState::Free && !record.awaited && !record.unconfirmed;
         let text = serde_json::to_string(&bare).map_err(unwritten)?;
-        Ok(Self { version: version(record), record: text, history, is_open })
+        let is_open = record.state == RecordState::Free && !record.unconfirmed;
+        Ok(Self { version: Version::new(record.nonce.to_string()), record: text, history, is_open })
     }
 }
 
-/// Returns the version of `record`. Only a mark changes a record and keeps its nonce.
-pub(super) fn version(record: &Record) -> Version {
-    let mark = if record.awaited { "+" } else { "" };
-    Version::new(format!("{}{mark}", record.nonce))
+/// Returns the record of a lock that only other clients have had, and that processes wait for. The next grant replaces it.
+/// Records may have been deleted before, so the token of that grant comes from the server's clock.
+pub(super) fn never_granted() -> Record {
+    Record {
+        leasehold: FORMAT,
+        state: RecordState::Free,
+        token: Token::default(),
+        grant: Id::NONE,
+        heartbeat: 0,
+        nonce: Id::NONE,
+        ttl_ms: Ttl::DEFAULT.as_millis(),
+        lock_delay_ms: 0,
+        holder: Holder::default(),
+        granted_at_us: None,
+        renewed_at_us: None,
+        rest_ms: None,
+        unconfirmed: true,
+        awaited: true,
+        served: 0,
+        history: vec![],
+    }
 }
 
 /// Reads a record from its columns. Entries of the history that cannot be read are left out: they are for people and for
@@ -88,20 +106,18 @@ mod tests {
     fn a_record_is_read_as_it_was_written() {
         let record = golden_record("1-held.json");
         let columns = Columns::of(&record, None).unwrap();
-        assert_eq!(columns.version, version(&record));
+        assert_eq!(columns.version.as_str(), record.nonce.to_string());
         let read = read(&columns.record, record.token.get(), 3, 12, &columns.history.unwrap()).unwrap();
         assert_eq!(read, Record { served: 3, renewed_at_us: Some(12), ..record.clone() });
-        let marked = Record { awaited: true, ..record.clone() };
-        assert_ne!(version(&marked), version(&record));
-        assert_eq!(Columns::of(&marked, Some(&record)).unwrap().history, None, "it has not changed");
+        assert_eq!(Columns::of(&record, Some(&record)).unwrap().history, None, "it has not changed");
     }
 
     #[test]
-    fn only_a_free_record_that_no_process_awaits_is_open() {
+    fn only_a_free_record_is_open() {
         let free = golden_record("1-free.json");
         let is_open = |record: Record| Columns::of(&record, None).unwrap().is_open;
         assert!(is_open(free.clone()));
-        assert!(!is_open(Record { awaited: true, ..free.clone() }));
+        assert!(is_open(Record { awaited: true, ..free.clone() }), "the line says who is next");
         assert!(!is_open(Record { unconfirmed: true, ..free }));
         assert!(!is_open(golden_record("1-held.json")));
     }

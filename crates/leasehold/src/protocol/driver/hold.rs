@@ -147,9 +147,7 @@ impl RegisterLeases {
                     if let Some(Observation { record, version, .. }) = reading.observation {
                         // The token of a late create of the same claim is not certain.
                         memo.confirmed &= record.nonce == memo.record.nonce || applied.is_some();
-                        // Contenders may have seen a heartbeat that the store then lost.
-                        let heartbeat = record.heartbeat.max(memo.record.heartbeat);
-                        (memo.record, memo.version) = (Record { heartbeat, ..record }, version);
+                        (memo.record, memo.version) = (record, version);
                     }
                     applied
                 }

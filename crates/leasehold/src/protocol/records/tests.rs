@@ -62,7 +62,11 @@ impl Row {
     fn found(&self) -> Found {
         let mut record = self.record.clone();
         record.renewed_at_us = record.renewed_at_us.or(self.stamp);
-        Found { content: Content::Record(Box::new(record)), version: Version::new(self.version.to_string()) }
+        Found {
+            content: Content::Record(Box::new(record)),
+            version: Version::new(self.version.to_string()),
+            line: None,
+        }
     }
 }
 
@@ -175,7 +179,13 @@ impl Records for Client {
         })
     }
 
-    async fn claim(&self, name: &LockName, record: &Record, _tokens: u64) -> Result<Written, StoreError> {
+    async fn claim(
+        &self,
+        name: &LockName,
+        record: &Record,
+        _tokens: u64,
+        _barges: bool,
+    ) -> Result<Written, StoreError> {
         let harm = self.table.harms.lock().unwrap().front().copied();
         if matches!(harm, Some(Harm::RequestLate | Harm::SentTwice)) {
             self.table.late.lock().unwrap().push((name.clone(), record.clone()));
@@ -184,7 +194,7 @@ impl Records for Client {
     }
 
     fn claims(&self) -> Claims {
-        if self.table.is_replicated { Claims::Always } else { Claims::Free }
+        if self.table.is_replicated { Claims::InTurn } else { Claims::Free }
     }
 
     fn loses_writes(&self) -> bool {
@@ -523,7 +533,7 @@ async fn rule_10_a_takeover_by_a_foreign_client_is_a_loss() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_always_claims_is_asked_once() {
+async fn a_store_that_claims_in_turn_is_asked_once() {
     let world = World::replicated();
     let (one, two) = (world.client(), world.client());
     let mut first = granted(&one).await;

@@ -6,7 +6,7 @@ use crate::LockName;
 use crate::env::Env;
 use crate::lease::{Holder, State, Ttl};
 
-const RULES: Rules = Rules { store_clock: true, margin: Duration::from_secs(5) };
+const RULES: Rules = Rules { store_clock: true, margin: Duration::from_secs(5), lapsed_is_over: false };
 const NOW_US: u64 = 1_000_000_000;
 
 fn id(number: u8) -> Id {

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use futures_util::stream::{BoxStream, StreamExt, TryStreamExt};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
@@ -23,12 +22,14 @@ use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{Capabilities, Id, Ttl, attempt_limit};
+use crate::protocol::line::Waiter;
 use crate::protocol::record::{Content, Record, RecordState};
 use crate::protocol::records::{Claims, Found, Records, Refusal, Written};
 use crate::register::{Precondition, Version};
 use crate::retry::{RetryBudget, repeated};
 use crate::stores::columns::Columns;
 use crate::stores::grace;
+use crate::stores::notifications::Called;
 use crate::stores::pages::{self, Page};
 use crate::stores::worker::{Job, OnWorker};
 use crate::types::LockName;
@@ -68,12 +69,13 @@ pub(super) struct PostgresStore {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// A grant over a free record that was not read, with this many tokens.
-    Claim(u64),
+    Claim {
+        tokens: u64,
+        barges: bool,
+    },
     Grant,
     Renew,
     Free,
-    /// Marks the record as awaited. Not a sign of life.
-    Mark,
 }
 
 /// A write of a record.
@@ -158,13 +160,64 @@ impl Records for PostgresRecords {
         self.written(step, name, expect, before, record).await
     }
 
-    async fn claim(&self, name: &LockName, record: &Record, tokens: u64) -> Result<Written, StoreError> {
+    async fn claim(
+        &self,
+        name: &LockName,
+        record: &Record,
+        tokens: u64,
+        barges: bool,
+    ) -> Result<Written, StoreError> {
         // The free record keeps its history.
-        self.written(Step::Claim(tokens), name, Precondition::Absent, Some(record), record).await
+        let step = Step::Claim { tokens, barges };
+        self.written(step, name, Precondition::Absent, Some(record), record).await
     }
 
     fn claims(&self) -> Claims {
-        Claims::Always
+        Claims::InTurn
+    }
+
+    async fn join(
+        &self,
+        name: &LockName,
+        waiter: &Waiter,
+        most_ms: u64,
+    ) -> Result<Option<Found>, StoreError> {
+        let entry = serde_json::to_string(waiter).map_err(|error| {
+            Fault::new(ErrorKind::Invalid, format!("a waiter for the line: {error}")).not_applied()
+        })?;
+        // PostgreSQL stores no NUL characters in such JSON.
+        let entry = entry.replace("\\u0000", "\\ufffd");
+        let (name, claim) = (name.clone(), waiter.claim.to_string());
+        let (single, most) = (number(waiter.polls_ms), number(most_ms));
+        self.run(move |store| async move {
+            let timeout = milliseconds(attempt_limit(Ttl::DEFAULT));
+            let parameters: [Parameter<'_>; 6] = [
+                (&name.as_str(), Type::TEXT),
+                (&claim, Type::TEXT),
+                (&entry, Type::TEXT),
+                (&single, Type::INT8),
+                (&most, Type::INT8),
+                (&timeout, Type::TEXT),
+            ];
+            let rows = store.rows(Effect::Writes, &store.statements.join, &parameters).await?;
+            let row = only(&rows)?;
+            match cell::<Option<bool>>(row, "is_written")? {
+                Some(_) => Cells::of(row)?.found(name.as_str(), store.sessions.table()),
+                None => Ok(None),
+            }
+        })
+        .await?
+    }
+
+    async fn leave(&self, name: &LockName, claim: Id) -> Result<(), StoreError> {
+        let (name, claim) = (name.clone(), claim.to_string());
+        self.run(|store| async move {
+            let timeout = milliseconds(attempt_limit(Ttl::DEFAULT));
+            let parameters: [Parameter<'_>; 3] =
+                [(&name.as_str(), Type::TEXT), (&claim, Type::TEXT), (&timeout, Type::TEXT)];
+            store.rows(Effect::Writes, &store.statements.leave, &parameters).await.map(drop)
+        })
+        .await?
     }
 
     /// A failover loses what the new primary did not receive.
@@ -184,26 +237,23 @@ impl Records for PostgresRecords {
         .await?
     }
 
-    async fn mark_awaited(
-        &self,
-        name: &LockName,
-        version: &Version,
-        record: &Record,
-    ) -> Result<Written, StoreError> {
-        let marked = Record { awaited: true, ..record.clone() };
-        self.written(Step::Mark, name, Precondition::Version(version), Some(record), &marked).await
-    }
-
     async fn freed(&self, name: &LockName, claim: Option<Id>) {
         let listener = &self.worker.leases.listener;
         let Some(claim) = claim.filter(|_| listener.is_on()) else { return pending().await };
         // Registers before the read, so that no call is missed.
         let call = listener.calls.expect(claim);
         let _ = self.run(|store| async move { store.listener.begin() }).await;
-        match self.read(name).await {
-            Ok(Some(Found { content: Content::Record(record), .. })) if record.state == RecordState::Free => {
+        loop {
+            if let Ok(Some(Found { content: Content::Record(record), line, .. })) = self.read(name).await
+                && record.state == RecordState::Free
+                && line
+                    .is_none_or(|line| line.waiting(&record).next().is_none_or(|first| first.claim == claim))
+            {
+                return;
             }
-            _ => call.called().await,
+            if call.called().await == Called::Alone {
+                return;
+            }
         }
     }
 
@@ -213,45 +263,6 @@ impl Records for PostgresRecords {
 
     fn has_lines(&self) -> bool {
         true
-    }
-
-    async fn read_line(&self, name: &LockName) -> Result<Option<(Bytes, Version)>, StoreError> {
-        let name = name.clone();
-        self.run(|store| async move {
-            let parameters: [Parameter<'_>; 1] = [(&name.as_str(), Type::TEXT)];
-            let rows = store.rows(Effect::None, &store.statements.read_line, &parameters).await?;
-            let Some(row) = rows.first() else { return Ok(None) };
-            let (line, version): (String, String) = (cell(row, "line")?, cell(row, "version")?);
-            Ok(Some((line.into(), Version::new(version))))
-        })
-        .await?
-    }
-
-    async fn write_line(
-        &self,
-        name: &LockName,
-        expect: Precondition<'_>,
-        line: Bytes,
-    ) -> Result<bool, StoreError> {
-        let expect = match expect {
-            Precondition::Absent => String::new(),
-            Precondition::Version(version) => version.as_str().to_owned(),
-        };
-        // PostgreSQL stores no NUL characters in such JSON.
-        let line = String::from_utf8_lossy(&line).replace("\\u0000", "\\ufffd");
-        let name = name.clone();
-        self.run(|store| async move {
-            let timeout = milliseconds(attempt_limit(Ttl::DEFAULT));
-            let parameters: [Parameter<'_>; 4] = [
-                (&name.as_str(), Type::TEXT),
-                (&expect, Type::TEXT),
-                (&line, Type::TEXT),
-                (&timeout, Type::TEXT),
-            ];
-            let rows = store.rows(Effect::Writes, &store.statements.write_line, &parameters).await?;
-            Ok(!rows.is_empty())
-        })
-        .await?
     }
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
@@ -324,7 +335,7 @@ impl Records for PostgresRecords {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new("PostgreSQL", POLL_INTERVAL);
         capabilities.line = Some("the column `line` of a lock's row");
-        (capabilities.permits_in_order, capabilities.queues_permits) = (true, true);
+        capabilities.permits_in_order = true;
         capabilities
     }
 }
@@ -369,13 +380,13 @@ impl PostgresStore {
             RecordState::Cooldown => Duration::from_millis(record.rest_ms.unwrap_or(0)),
             RecordState::Free => Duration::ZERO,
         };
-        if matches!(step, Step::Claim(_) | Step::Grant) {
+        if matches!(step, Step::Claim { .. } | Step::Grant) {
             grace::check(self.sessions.failover_grace(), span, Duration::ZERO)?;
         }
         let purpose = match step {
             Step::Renew => Purpose::Renew,
             Step::Free => Purpose::Release,
-            Step::Claim(_) | Step::Grant | Step::Mark => Purpose::Contend,
+            Step::Claim { .. } | Step::Grant => Purpose::Contend,
         };
         let limit = attempt_limit(record.ttl());
         let row_limit = if purpose == Purpose::Contend { limit } else { limit.min(LONGEST_ROW_WAIT) };
@@ -384,18 +395,18 @@ impl PostgresStore {
         let mut used = self.sessions.take(purpose).await?;
         let now = self.env.now();
         let too_late = match step {
-            Step::Claim(_) | Step::Grant | Step::Renew => {
+            Step::Claim { .. } | Step::Grant | Step::Renew => {
                 let left = limit.saturating_sub(now.longest_since(began));
                 self.sessions.clock_us(now).saturating_add(number(micros(left)))
             }
-            Step::Free | Step::Mark => i64::MAX,
+            Step::Free => i64::MAX,
         };
         let kept_us = number(micros(kept));
         let timeout = milliseconds(row_limit);
         let (version, text) = (columns.version.as_str(), &columns.record);
         let rows = match step {
-            Step::Claim(tokens) => {
-                let parameters: [Parameter<'_>; 8] = [
+            Step::Claim { tokens, barges } => {
+                let parameters: [Parameter<'_>; 9] = [
                     (&name.as_str(), Type::TEXT),
                     (&by, Type::TEXT),
                     (&version, Type::TEXT),
@@ -404,6 +415,7 @@ impl PostgresStore {
                     (text, Type::TEXT),
                     (&too_late, Type::INT8),
                     (&timeout, Type::TEXT),
+                    (barges, Type::BOOL),
                 ];
                 used.query(Effect::Writes, &self.statements.claim, &parameters).await?
             }
@@ -439,7 +451,7 @@ impl PostgresStore {
     fn committed(&self, writing: &Writing, row: &Row, by: &str) -> Result<Written, StoreError> {
         let Writing { step, name, record, columns, .. } = writing;
         let version = version_of(&columns.version, by);
-        if let Step::Claim(_) = step {
+        if let Step::Claim { .. } = step {
             // If the row cannot be read, the lock is granted nevertheless.
             let cells = Cells::of(row)?;
             let found = cells.found(name.as_str(), self.sessions.table());
@@ -471,8 +483,8 @@ impl PostgresStore {
             None => None,
         };
         let now_us: i64 = cell(row, "now_us").map_err(not_applied)?;
-        let may_grant = is_right == Some(true) || is_right.is_none() && matches!(step, Step::Claim(_));
-        if may_grant && matches!(step, Step::Claim(_) | Step::Grant) {
+        let may_grant = is_right == Some(true) || is_right.is_none() && matches!(step, Step::Claim { .. });
+        if may_grant && matches!(step, Step::Claim { .. } | Step::Grant) {
             match cell::<Option<i64>>(row, "left_us").map_err(not_applied)? {
                 // The primary is not recorded.
                 None => {
@@ -552,10 +564,9 @@ impl PostgresStore {
 impl Step {
     fn as_str(self) -> &'static str {
         match self {
-            Self::Claim(_) | Self::Grant => "grant",
+            Self::Claim { .. } | Self::Grant => "grant",
             Self::Renew => "renew",
             Self::Free => "free",
-            Self::Mark => "mark",
         }
     }
 }

@@ -2,17 +2,23 @@
 
 use std::time::Duration;
 
+use serde::Deserialize;
+use serde_json::Value;
 use tokio_postgres::Row;
 use tokio_postgres::types::FromSql;
 
 use super::config::Table;
 use super::statements::OURS;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{Id, Token, printable};
+use crate::lease::{Holder, Id, MAX_WAITERS, Token, printable};
+use crate::protocol::line::{Line, Waiter};
 use crate::protocol::record::{Content, Record, RecordState};
 use crate::protocol::records::Found;
 use crate::register::Version;
 use crate::stores::columns;
+
+/// The numbers of waiters are below this.
+const MOST: f64 = Token::LIMIT as f64;
 
 /// Returns the value of `locked_by` for the grant `id`.
 pub(super) fn locked_by(id: Id) -> String {
@@ -38,6 +44,7 @@ pub(super) struct Cells {
     pub(super) written_us: Option<i64>,
     pub(super) record: Option<String>,
     pub(super) history: Option<String>,
+    pub(super) line: Option<String>,
 }
 
 impl Cells {
@@ -53,6 +60,7 @@ impl Cells {
             written_us: cell(row, "written_us")?,
             record: cell(row, "record")?,
             history: cell(row, "history")?,
+            line: cell(row, "line")?,
         })
     }
 
@@ -64,23 +72,50 @@ impl Cells {
 
     fn content(&self) -> Result<Option<Found>, String> {
         let is_ours = self.locked_by.starts_with(OURS);
+        let line = self.line();
         if !is_ours && self.until_us.is_none_or(|until_us| until_us > self.now_us) {
             let what = format!("another client: {}", printable(&self.locked_by, 255));
             let left = self.until_us.map(|us| Duration::from_micros(time(us.saturating_sub(self.now_us))));
-            return Ok(Some(Found { content: Content::Foreign(what, left), version: Version::new("") }));
+            let (content, version) = (Content::Foreign(what, left), Version::new(""));
+            return Ok(Some(Found { content, version, line: Some(line) }));
         }
-        let Some(version) = &self.version else {
-            return if is_ours { Err("there is no version".to_owned()) } else { Ok(None) };
+        let record = match &self.version {
+            Some(_) => {
+                let mut record = self.record()?;
+                if is_ours && self.locked_by != locked_by(record.grant) {
+                    return Err("its columns contradict each other".to_owned());
+                }
+                if !is_ours {
+                    end(&mut record, self.until_us.map(time));
+                }
+                record
+            }
+            None if is_ours => return Err("there is no version".to_owned()),
+            None if line.is_empty() => return Ok(None),
+            None => columns::never_granted(),
         };
-        let mut record = self.record()?;
-        if is_ours && self.locked_by != locked_by(record.grant) {
-            return Err("its columns contradict each other".to_owned());
-        }
-        if !is_ours {
-            end(&mut record, self.until_us.map(time));
-        }
-        let version = version_of(&Version::new(version.clone()), &self.locked_by);
-        Ok(Some(Found { content: Content::Record(Box::new(record)), version }))
+        let version = Version::new(self.version.clone().unwrap_or_default());
+        let version = version_of(&version, &self.locked_by);
+        Ok(Some(Found { content: Content::Record(Box::new(record)), version, line: Some(line) }))
+    }
+
+    /// Returns the line. Entries whose number or claim cannot be read do not count, as in the statements.
+    fn line(&self) -> Line {
+        let entry = |entry: Value| {
+            let number = entry["number"].as_f64().filter(|number| (1.0..MOST).contains(number))?;
+            let polls_ms = entry["polls_ms"].as_f64().unwrap_or(0.0).clamp(0.0, MOST);
+            Some(Waiter {
+                // The server rounds it like this.
+                number: number.round_ties_even() as u64,
+                claim: entry["claim"].as_str()?.parse().ok()?,
+                holder: Holder::deserialize(&entry["holder"]).unwrap_or_default(),
+                since_us: entry["since_us"].as_u64(),
+                polls_ms: polls_ms as u64,
+            })
+        };
+        let text = self.line.as_deref().unwrap_or("[]");
+        let entries: Vec<Value> = serde_json::from_str(text).unwrap_or_default();
+        Line::of(entries.into_iter().filter_map(entry).take(MAX_WAITERS).collect())
     }
 
     fn record(&self) -> Result<Record, String> {
@@ -171,6 +206,7 @@ mod tests {
             written_us: Some(4_000_000),
             record: Some(columns.record),
             history: columns.history,
+            line: None,
         }
     }
 
@@ -226,6 +262,8 @@ mod tests {
         assert_eq!(left(Some(10_000_000)), None, "it has ended");
         let never_ours = Cells { version: None, until_us: Some(0), ..theirs };
         assert!(never_ours.content().unwrap().is_none());
+        let awaited = Cells { line: Some(entry(1, "500", "{}")), ..never_ours };
+        assert_eq!(read(&awaited), columns::never_granted());
     }
 
     #[test]
@@ -243,17 +281,46 @@ mod tests {
         assert_eq!(read(&free).history, golden_record("1-free.json").history, "already there");
     }
 
+    /// Returns a line with one waiter.
+    fn entry(number: u64, polls_ms: &str, holder: &str) -> String {
+        format!(r#"[{{"number":{number},"claim":"{GRANT}","holder":{holder},"polls_ms":{polls_ms}}}]"#)
+    }
+
+    const GRANT: &str = "00112233445566778899aabbccddeeff";
+
+    #[test]
+    fn the_entries_of_a_line_that_can_be_read_count() {
+        let record = golden_record("1-free.json");
+        let of = |line: &str| {
+            let found = Cells { line: Some(line.to_owned()), ..row(&record) }.content().unwrap().unwrap();
+            let waiting: Vec<_> = found.line.unwrap().waiting(&record).cloned().collect();
+            waiting
+                .into_iter()
+                .map(|waiter| (waiter.number, waiter.polls_ms, waiter.holder.name))
+                .collect::<Vec<_>>()
+        };
+        let carol = r#"{"name":"carol","host":"h","pid":1}"#;
+        assert_eq!(of(&entry(4, "500", carol)), [(4, 500, "carol".to_owned())]);
+        assert_eq!(of(&entry(4, "\"x\"", "7")), [(4, 0, String::new())]);
+        assert_eq!(of(&entry(4, "-1e300", "{}")), [(4, 0, String::new())]);
+        for bad in ["7", "{}", "null", r#"[7,{"number":"x"},{"number":1e300},{"number":4,"claim":"x"}]"#] {
+            assert_eq!(of(bad), [], "{bad}");
+        }
+        let many = entry(4, "1", "{}").trim_matches(['[', ']']).to_owned();
+        assert_eq!(of(&format!("[{}]", vec![many; 10_000].join(","))).len(), MAX_WAITERS);
+    }
+
     proptest! {
         #[test]
         fn no_row_causes_a_panic(
-            texts in any::<(Option<String>, Option<String>, Option<String>)>(),
+            texts in any::<(Option<String>, Option<String>, Option<String>, Option<String>)>(),
             numbers in any::<(i64, Option<i64>, Option<i64>, Option<i64>, Option<i64>, Option<i64>)>(),
             locked_by in prop_oneof![Just(held().locked_by), any::<String>()],
         ) {
-            let (version, record, history) = texts;
+            let (version, record, history, line) = texts;
             let (now_us, until_us, token, prev_token, served, written_us) = numbers;
             let cells = Cells {
-                now_us, locked_by, until_us, version, token, prev_token, served, written_us, record, history,
+                now_us, locked_by, until_us, version, token, prev_token, served, written_us, record, history, line,
             };
             let _ = (cells.content(), cells.previous());
         }

@@ -18,12 +18,14 @@ pub(super) const GE: &str = "OPERATOR(pg_catalog.>=)";
 pub(super) const PLUS: &str = "OPERATOR(pg_catalog.+)";
 pub(super) const MINUS: &str = "OPERATOR(pg_catalog.-)";
 pub(super) const TIMES: &str = "OPERATOR(pg_catalog.*)";
-/// Joins texts.
+/// Joins texts, or JSON arrays or objects.
 pub(super) const JOINED: &str = "OPERATOR(pg_catalog.||)";
 /// A member of a JSON value, as text.
 pub(super) const GET_TEXT: &str = "OPERATOR(pg_catalog.->>)";
-/// The part of a JSON value at a path, as text.
-pub(super) const TEXT_AT: &str = "OPERATOR(pg_catalog.#>>)";
+/// A member of a JSON value.
+pub(super) const GET: &str = "OPERATOR(pg_catalog.->)";
+/// Whether a JSON value contains another.
+pub(super) const CONTAINS: &str = "OPERATOR(pg_catalog.@>)";
 
 /// The columns that only leasehold uses.
 pub(super) const OWN_COLUMNS: &[(&str, &str)] = &[

@@ -9,8 +9,11 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::config::Table;
 use super::epoch;
-use super::sql::{EQ, GE, GT, LE, LT, NE, NOW, NOW_US, PLUS, TEXT_AT, in_us, microseconds, settings};
-use crate::lease::Token;
+use super::sql::{
+    CONTAINS, EQ, GE, GET, GET_TEXT, GT, JOINED, LE, LT, NE, NOW, NOW_US, PLUS, TIMES, in_us, microseconds,
+    settings,
+};
+use crate::lease::{MAX_WAITERS, Token};
 use crate::stores::notifications::CALLED_BY;
 
 /// The prefix of a grant's id in `locked_by`. Another client has a row without it.
@@ -21,9 +24,6 @@ const IS_OURS: &str = "pg_catalog.starts_with(l.locked_by, 'leasehold:')";
 
 /// The version of a row. It changes with each write of leasehold, and with each grant of another client.
 const VERSION: &str = "pg_catalog.concat(l.version, ' ', l.locked_by)";
-
-/// The digest of a line of waiters, or an empty text if there is none.
-const LINE_VERSION: &str = "coalesce(pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(l.line::pg_catalog.text, 'UTF8')), 'hex'), '')";
 
 /// A parameter of a statement, and its type.
 pub(super) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
@@ -41,8 +41,8 @@ pub(super) struct Statements {
     pub(super) claim: Sql,
     pub(super) write: Sql,
     pub(super) read: Sql,
-    pub(super) read_line: Sql,
-    pub(super) write_line: Sql,
+    pub(super) join: Sql,
+    pub(super) leave: Sql,
     /// Writes the row without a change. $1 name, $2 the limit of a wait for the row.
     pub(super) touch: Sql,
     pub(super) names: Sql,
@@ -64,21 +64,8 @@ impl Statements {
                 "read",
                 format!("SELECT {NOW_US} AS now_us, {} FROM {table} AS l WHERE l.name {EQ} $1", columns()),
             ),
-            read_line: sql(
-                "read_line",
-                format!(
-                    "SELECT l.line::pg_catalog.text AS line, {LINE_VERSION} AS version FROM {table} AS l
-                     WHERE l.name {EQ} $1 AND l.line IS NOT NULL"
-                ),
-            ),
-            write_line: sql(
-                "write_line",
-                format!(
-                    "WITH {} UPDATE {table} AS l SET line = $3::pg_catalog.jsonb FROM settings
-                     WHERE l.name {EQ} $1 AND {LINE_VERSION} {EQ} $2 RETURNING true",
-                    settings("$4")
-                ),
-            ),
+            join: sql("join", join(table)),
+            leave: sql("leave", leave(table)),
             touch: sql(
                 "touch",
                 format!(
@@ -111,9 +98,8 @@ impl Statements {
     /// Returns the text of each statement.
     #[cfg(test)]
     pub(super) fn texts(&self) -> [&str; 10] {
-        let Self { claim, write, read, read_line, write_line, touch, names, discard, is_shared, note_epoch } =
-            self;
-        [claim, write, read, read_line, write_line, touch, names, discard, is_shared, note_epoch]
+        let Self { claim, write, read, join, leave, touch, names, discard, is_shared, note_epoch } = self;
+        [claim, write, read, join, leave, touch, names, discard, is_shared, note_epoch]
             .map(|sql| sql.text.as_str())
     }
 }
@@ -128,6 +114,7 @@ const COLUMNS: &[(&str, &str)] = &[
     ("written_us", "int8"),
     ("record", "text"),
     ("history", "text"),
+    ("line", "text"),
 ];
 
 /// Returns the columns that [`super::row`] reads from the row `l`. `until_us` is NULL if another client's lock has no
@@ -157,22 +144,40 @@ fn outcome(table: &str, is_right: &str, of_written: &str) -> String {
     )
 }
 
+/// Returns the SQL of what `function` finds of the waiters in the line of the row `l`. Entries that were served, or cannot
+/// be read, do not count.
+fn waiting(function: &str) -> String {
+    format!(
+        "pg_catalog.jsonb_path_query_{function}(l.line, '$[*] ? (@.number > $served && @.number < {most}
+            && @.claim like_regex \"^[0-9a-f]{{32}}$\" && @.claim != $grant)', pg_catalog.jsonb_build_object(
+                'served', coalesce(l.served, 0), 'grant', pg_catalog.substr(l.locked_by, {id})), true)",
+        most = Token::LIMIT,
+        id = OURS.len() + 1,
+    )
+}
+
+/// Returns the SQL of the claim that waits first, or NULL.
+fn first() -> String {
+    format!("({} {GET_TEXT} 'claim')", waiting("first"))
+}
+
 /// Returns the statement of a grant over a row that was not read. $1 name, $2 `locked_by`, $3 version, $4 how many
 /// tokens, $5 the lease in microseconds, $6 the record, $7 the time on the server's clock from which on the claim is too
-/// late, $8 the limit of a wait for the row.
+/// late, $8 the limit of a wait for the row, $9 whether the claim ignores the line.
 ///
-/// The row must be free and unawaited, and must not contain this claim. A lock that another client has, or had last, may
-/// be granted if leasehold never had it. PostgreSQL evaluates the conditions after it has locked the row. The statement
-/// does not lock other rows. Grants of one lock take turns, so that no other grant happens between reading the clock,
-/// which becomes the token in a new row, and writing that row. A claim that arrives after its client gave up is not
-/// granted, because no process would release it.
+/// The row must be free, must not contain this claim, and no other claim must be the first that waits. A lock that
+/// another client has had may be granted if leasehold never had it. PostgreSQL evaluates the conditions after it has
+/// locked the row. The statement does not lock other rows. Grants of one lock take turns, so that no other grant happens
+/// between reading the clock, which becomes the token in a new row, and writing that row. A claim that arrives after its
+/// client gave up is not granted, because no process would release it.
 fn claim(table: &str, failover_grace: Duration) -> String {
+    let own = format!("pg_catalog.substr($2, {})", OURS.len() + 1);
     let is_right = format!(
         "coalesce((l.is_open OR (l.version IS NULL AND NOT {IS_OURS})) AND {is_ended}
-            AND pg_catalog.strpos(pg_catalog.concat(l.record, l.history), pg_catalog.substr($2, {id})) {EQ} 0
-            AND (coalesce(l.token, 0) {PLUS} $4) {LT} {most}, false)",
+            AND pg_catalog.strpos(pg_catalog.concat(l.record, l.history), {own}) {EQ} 0
+            AND coalesce($9 OR {first} {EQ} {own}, true) AND (coalesce(l.token, 0) {PLUS} $4) {LT} {most}, false)",
         is_ended = is_ended(),
-        id = OURS.len() + 1,
+        first = first(),
         most = Token::LIMIT,
     );
     let until = format!("{NOW} {PLUS} {}", microseconds("$5"));
@@ -189,7 +194,8 @@ fn claim(table: &str, failover_grace: Duration) -> String {
             ON CONFLICT (name) DO UPDATE SET
                 lock_until = {until}, locked_at = {NOW}, locked_by = $2, version = $3,
                 token = greatest(coalesce(l.token, 0) {PLUS} $4, {NOW_US}), prev_token = l.token,
-                served = coalesce(l.served, 0), written_us = {NOW_US}, is_open = false,
+                served = CASE WHEN {first} {EQ} {own} THEN ({entry} {GET} 'number')::pg_catalog.int8
+                    ELSE coalesce(l.served, 0) END, written_us = {NOW_US}, is_open = false,
                 record = $6::pg_catalog.json, history = coalesce(l.history, '[]')
             WHERE {is_right} AND {NOW_US} {LT} $7
             RETURNING l.*)
@@ -197,6 +203,8 @@ fn claim(table: &str, failover_grace: Duration) -> String {
         settings = settings("$8"),
         turn = turn(table),
         epoch = epoch::of(table, failover_grace),
+        first = first(),
+        entry = waiting("first"),
         outcome = outcome(table, &is_right, &columns()),
     )
 }
@@ -223,12 +231,12 @@ fn key(table: &str) -> u64 {
 
 /// Returns the statement that writes a row which was read. $1 name, $2 its version, $3 the step, $4 `locked_by`, $5 the
 /// new version, $6 token, $7 served, $8 the record, $9 the history or NULL if it is unchanged, $10 whether the lock is
-/// free and unawaited, $11 for how many microseconds other clients are kept out, $12 the time on the server's clock from
+/// free, $11 for how many microseconds other clients are kept out, $12 the time on the server's clock from
 /// which on the write is too late, $13 the limit of a wait for the row.
 ///
 /// The version shows that the row is as it was read. In addition, a grant requires that no other client has the lock, and
 /// that the failover grace is over. A renewal requires that the lease has not ended. Otherwise a renewal that arrives late
-/// would take back a lock that the holder no longer uses. A `mark` is no sign of life.
+/// would take back a lock that the holder no longer uses.
 fn write(table: &str, failover_grace: Duration, notifies: bool) -> String {
     let step = |name: &str| format!("$3 {EQ} '{name}'");
     let is_right = format!(
@@ -251,8 +259,7 @@ fn write(table: &str, failover_grace: Duration, notifies: bool) -> String {
                 record = $8::pg_catalog.json, history = coalesce($9::pg_catalog.json, l.history), is_open = $10,
                 locked_at = CASE WHEN {grants} THEN {NOW} ELSE l.locked_at END,
                 prev_token = CASE WHEN {grants} THEN l.token ELSE l.prev_token END,
-                lock_until = CASE WHEN {marks} THEN l.lock_until ELSE {NOW} {PLUS} {span} END,
-                written_us = CASE WHEN {marks} THEN l.written_us ELSE {NOW_US} END
+                lock_until = {NOW} {PLUS} {span}, written_us = {NOW_US}
             FROM turns
             WHERE turn AND l.name {EQ} $1 AND {is_right} AND {NOW_US} {LT} $12 AND ({left_us}) {EQ} 0
             RETURNING l.*)
@@ -261,7 +268,6 @@ fn write(table: &str, failover_grace: Duration, notifies: bool) -> String {
         turn = turn(table),
         epoch = epoch::of(table, failover_grace),
         grants = step("grant"),
-        marks = step("mark"),
         span = microseconds("$11"),
         notified = notified(table, notifies, &step("free")),
         outcome = outcome(
@@ -284,16 +290,45 @@ fn notified(table: &str, notifies: bool, frees: &str) -> String {
     if !notifies {
         return "NULL".to_owned();
     }
-    let first = format!(
-        "(pg_catalog.jsonb_path_query_first(l.line,
-            '$.waiters[*] ? (@.number > $served && @.claim != $grant).claim', pg_catalog.jsonb_build_object(
-                'served', l.served, 'grant', pg_catalog.substr(l.locked_by, {})), true) {TEXT_AT} '{{}}')",
-        OURS.len() + 1
-    );
+    let first = first();
     format!(
         "(SELECT pg_catalog.pg_notify('{}', pg_catalog.left({first}, {CALLED_BY}))::pg_catalog.text
             FROM written AS l WHERE {frees} AND {first} IS NOT NULL)",
         channel(table)
+    )
+}
+
+/// Returns the statement that adds a claim to the end of the line, and returns the row. $1 name, $2 the claim's id, $3 the
+/// waiter, $4 the pause of a single waiter and $5 its longest pause, both in milliseconds, $6 the limit of a wait for the
+/// row.
+fn join(table: &str) -> String {
+    let waiting = format!("coalesce({}, '[]')", waiting("array"));
+    let length = format!("pg_catalog.jsonb_array_length({waiting})");
+    let last = format!("(({waiting} {GET} -1) {GET} 'number')::pg_catalog.int8");
+    format!(
+        "WITH {settings}, written AS (
+            UPDATE {table} AS l SET line = {waiting} {JOINED} pg_catalog.jsonb_build_array($3::pg_catalog.jsonb {JOINED}
+                pg_catalog.jsonb_build_object('number', greatest(coalesce(l.served, 0), {last}) {PLUS} 1,
+                    'since_us', {NOW_US}, 'polls_ms', least(({length} {PLUS} 1) {TIMES} $4, $5)))
+            FROM settings
+            WHERE l.name {EQ} $1 AND {length} {LT} {MAX_WAITERS} AND l.locked_by {NE} ('{OURS}' {JOINED} $2)
+                AND NOT (coalesce(l.line, '[]') {CONTAINS}
+                    pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('claim', $2)))
+            RETURNING l.*)
+         SELECT {NOW_US} AS now_us, found.* {outcome}",
+        settings = settings("$6"),
+        outcome = outcome(table, "false", &columns()),
+    )
+}
+
+/// Returns the statement that removes a claim from the line. It always writes the row, so that it waits for a concurrent
+/// request to join. $1 name, $2 the claim's id, $3 the limit of a wait for the row.
+fn leave(table: &str) -> String {
+    format!(
+        "WITH {} UPDATE {table} AS l SET line = pg_catalog.jsonb_path_query_array(l.line, '$[*] ? (@.claim != $claim)',
+            pg_catalog.jsonb_build_object('claim', $2), true)
+         FROM settings WHERE l.name {EQ} $1",
+        settings("$3")
     )
 }
 
