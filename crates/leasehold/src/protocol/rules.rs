@@ -5,8 +5,7 @@
 //! [`judge`], and writes the grant; `driver/hold.rs` renews and releases. Without any one rule there could be two holders
 //! at once, or a token that is lower than an earlier one. docs/protocol.md numbers the rules. The code and the tests in
 //! `tests/protocol.rs` name these numbers; rules about time, retries and guards are in other files. Stores that decide
-//! about locks themselves have their own rules, in `stores/X`: SQLite, PostgreSQL, etcd, Azure's own leases and
-//! `leasehold serve`.
+//! about locks themselves have their own rules, in `stores/X`: SQLite, etcd, Azure's own leases and `leasehold serve`.
 
 mod report;
 

@@ -10,8 +10,7 @@
 //!
 //! 1. The store judges it in [`LeaseStore::renew`](crate::lease::LeaseStore::renew). On records, `send` in
 //!    `protocol/driver/send.rs` determines whether the write was applied, and `renew_with` in `protocol/driver/hold.rs`
-//!    whether the lease is renewed. On PostgreSQL, `prolong` in `stores/on_server/hold.rs` does both. If the
-//!    lease is renewed, the store writes the new deadline into the grant.
+//!    whether the lease is renewed. If it is, the store writes the new deadline into the grant.
 //! 2. `Renewer::renew` in this file gets the result, and calls [`HoldState::prolong`], [`HoldState::lose`] or
 //!    [`HoldState::note`] (`renewer/hold_state.rs`). They store the deadline, the loss or the error. If the deadline
 //!    has passed, the hold is lost, even if the store has renewed the lease. A loss wakes the tasks that wait in

@@ -511,7 +511,7 @@ impl PostgresStore {
     async fn lapsed(&self, name: &LockName, expect: &Version, span: Duration) -> Result<Written, StoreError> {
         let Some(cells) = self.read(name).await? else { return Ok(Written::Conflict(Refusal::Absent)) };
         let mut found = cells.found(name.as_str(), self.sessions.table())?;
-        if let Some(Found { content: Content::Record(record), version }) = &mut found
+        if let Some(Found { content: Content::Record(record), version, .. }) = &mut found
             && *version == *expect
         {
             let until_us = record.renewed_at_us.map(|us| us.saturating_add(micros(span)));

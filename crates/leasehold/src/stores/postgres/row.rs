@@ -102,11 +102,11 @@ impl Cells {
     /// Returns the line. Entries whose number or claim cannot be read do not count, as in the statements.
     fn line(&self) -> Line {
         let entry = |entry: Value| {
-            let number = entry["number"].as_f64().filter(|number| (1.0..MOST).contains(number))?;
+            let number = entry["number"].as_f64().filter(|number| (0.0..MOST).contains(number))?;
             let polls_ms = entry["polls_ms"].as_f64().unwrap_or(0.0).clamp(0.0, MOST);
             Some(Waiter {
                 // The server rounds it like this.
-                number: number.round_ties_even() as u64,
+                number: number.round() as u64,
                 claim: entry["claim"].as_str()?.parse().ok()?,
                 holder: Holder::deserialize(&entry["holder"]).unwrap_or_default(),
                 since_us: entry["since_us"].as_u64(),
