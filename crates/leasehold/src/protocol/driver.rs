@@ -27,7 +27,7 @@ use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
     AcquireOutcome, Capabilities, Claim, End, Evicted, Eviction, Grant, HolderInfo, Id, LeaseStore,
-    LossReason, PastGrant, Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, attempt_limit,
+    LossReason, PastGrant, Released, Renewal, State, Status, StoreOptions, Swept, Token, Ttl, attempt_limit,
 };
 use crate::proof::clock::store_clock;
 use crate::register::{Register, Version};
@@ -169,6 +169,12 @@ impl RegisterLeases {
         })
     }
 
+    /// Describes the lock as it was when `reading` arrived.
+    fn state_of(&self, reading: &Reading) -> State {
+        let unchanged_for = reading.unchanged_for(reading.at);
+        rules::state(reading.found.as_ref(), unchanged_for, self.store_time(), self.rules)
+    }
+
     /// Returns whether the store keeps the line with the record: see [`Claims::InTurn`].
     fn claims_in_turn(&self) -> bool {
         self.records.claims() == Claims::InTurn
@@ -247,9 +253,7 @@ impl LeaseStore for RegisterLeases {
 
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
         let reading = self.read(name, &mut self.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await?;
-        let unchanged_for = reading.unchanged_for(reading.at);
-        let state = rules::state(reading.found.as_ref(), unchanged_for, self.store_time(), self.rules);
-        let mut status = Status::new(name.clone(), state);
+        let mut status = Status::new(name.clone(), self.state_of(&reading));
         if let Some(Observation { record, line, .. }) = reading.observation {
             status.token = Some(record.token);
             status.waiters = self.waiters(name, &record, line.as_ref()).await;

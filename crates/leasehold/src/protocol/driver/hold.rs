@@ -7,7 +7,7 @@ use super::super::record_cache::Observation;
 use super::super::rules::{self, Attempt, Freed, Settled};
 use super::{Overwrite, RegisterLeases, Sent, not_its_own};
 use crate::error::StoreError;
-use crate::lease::{End, Grant, Id, LossReason, Released, Renewal, Token, deadline};
+use crate::lease::{End, Grant, Id, LossReason, Released, Renewal, State, Token, deadline};
 use crate::register::Version;
 use crate::retry::RetryBudget;
 
@@ -136,6 +136,12 @@ impl RegisterLeases {
                             return Ok(grant.lost(LossReason::Ended));
                         }
                         Settled::Foreign => return Ok(grant.lost(LossReason::RenewedElsewhere)),
+                        Settled::Earlier
+                            if self.rules.lapsed_is_over
+                                && matches!(self.state_of(&reading), State::Lapsed(_)) =>
+                        {
+                            return Ok(grant.lost(LossReason::EXPIRED));
+                        }
                         // The old deadline applies until one of our writes is known to have been applied.
                         Settled::Earlier => None,
                         // Counts from the time at which that attempt was sent.

@@ -45,10 +45,19 @@ impl RegisterLeases {
     /// Adds the place of `claim` in the line to `held`, the refusal of the claim. `seen` is the lock's record as it was
     /// read.
     pub(super) fn add_place(&self, claim: &Claim, seen: Option<&Observation>, held: &mut HolderInfo) {
-        let Some(served) = seen.map(|seen| seen.record.served) else { return };
+        let Some(seen) = seen else { return };
+        self.note_place(claim, seen);
+        let served = seen.record.served;
         if claim.place.is_taken(claim.id, served) {
             held.ahead = Some(claim.place.before(claim.id, served).0);
             held.waiter_ahead = claim.place.waiter_ahead(claim.id, served);
+        }
+    }
+
+    /// Records the place of `claim`, if it may have one, in the line that was read with the record.
+    pub(super) fn note_place(&self, claim: &Claim, seen: &Observation) {
+        if let Some(line) = seen.line.as_ref().filter(|_| claim.place.may_be_taken(claim.id)) {
+            note(claim, line, &seen.record);
         }
     }
 
@@ -99,8 +108,7 @@ impl RegisterLeases {
             }
         };
         let unchanged_for = reading.unchanged_for(reading.at);
-        let state = rules::state(reading.found.as_ref(), unchanged_for, self.store_time(), self.rules);
-        match (state, &reading.observation) {
+        match (self.state_of(&reading), &reading.observation) {
             (lease::State::Held(first), _) => Err(HolderInfo { reserved: true, held_for: None, ..first }),
             (_, Some(Observation { record, .. })) if record.awaited => {
                 let line = reading.line();
@@ -244,8 +252,8 @@ impl RegisterLeases {
         claim.place.tries_to_join(claim.id);
         let joined = self.records.join(&claim.name, &waiter, pause(MAX_WAITERS - 1));
         let reading = self.seen(&claim.name, budget.request(joined).await?);
-        if let Some(Observation { record, line: Some(line), .. }) = &reading.observation {
-            note(claim, line, record);
+        if let Some(seen) = &reading.observation {
+            self.note_place(claim, seen);
         }
         Ok(reading)
     }

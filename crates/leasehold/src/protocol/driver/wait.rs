@@ -7,7 +7,6 @@ use futures_util::future::BoxFuture;
 
 use super::super::record::RecordState;
 use super::super::record_cache::Observation;
-use super::super::rules;
 use super::{Reading, RegisterLeases, STORE_TIMEOUT};
 use crate::clock::Deadline;
 use crate::error::{Fault, StoreError};
@@ -74,8 +73,7 @@ impl Watch for RegisterLeases {
             let waiter = (joins || leads).then_some(claim);
             let (reading, had_trouble, has_joined) =
                 self.poll(&claim.name, waiter, in_turn && has_no_place, claim.poll_timeout()).await?;
-            let unchanged_for = reading.unchanged_for(reading.at);
-            match rules::state(reading.found.as_ref(), unchanged_for, self.store_time(), self.rules) {
+            match self.state_of(&reading) {
                 lease::State::Held(still) if !seen.reserved && still.in_cooldown == seen.in_cooldown => {
                     held = still;
                 }
@@ -86,7 +84,12 @@ impl Watch for RegisterLeases {
             }
             pacing.polled(had_trouble);
             let has_next_holder = joins && has_place && held.token != seen.token;
-            if has_joined || has_next_holder {
+            let has_moved = reading.observation.as_ref().is_some_and(|now| {
+                self.note_place(claim, now);
+                let ahead = claim.place.before(claim.id, now.record.served).0;
+                now.line.is_some() && has_place && seen.ahead != Some(ahead)
+            });
+            if has_joined || has_next_holder || has_moved {
                 // Returns so that the caller learns who has the lock and who is before it.
                 claim.place.polled(claim.id);
                 return Ok(());
@@ -123,8 +126,7 @@ impl RegisterLeases {
             // Polls with a read even if the lease should have lapsed by now. It may have been renewed since the last
             // read, and only one of the waiters can be granted the lock.
             let (reading, had_trouble, _) = self.poll(name, None, false, limit).await?;
-            let unchanged_for = reading.unchanged_for(reading.at);
-            match rules::state(reading.found.as_ref(), unchanged_for, self.store_time(), self.rules) {
+            match self.state_of(&reading) {
                 lease::State::Held(still) if still.in_cooldown == seen.in_cooldown => held = still,
                 _ => return Ok(()),
             }

@@ -119,6 +119,8 @@ struct Limits {
     /// The time from which on it is too late.
     too_late_us: u64,
     lease_us: u64,
+    /// For a renewal, the lease that it prolongs. Once it has lapsed, another client may have held the lock.
+    prolonged_us: Option<u64>,
 }
 
 /// The response to a step.
@@ -238,8 +240,10 @@ impl MemoryServer {
         now_us: u64,
     ) -> Outcome {
         let (holds, foreign) = (kind != Kind::Free, live.row(name).foreign_at(now_us).is_some());
-        let Some((record, after)) = record.filter(|_| !(holds && (foreign || now_us >= limits.too_late_us)))
-        else {
+        let written_us = live.row(name).record.as_ref().and_then(|record| record.renewed_at_us).unwrap_or(0);
+        let has_lapsed = limits.prolonged_us.is_some_and(|lease_us| now_us >= written_us + lease_us);
+        let is_late = has_lapsed || now_us >= limits.too_late_us;
+        let Some((record, after)) = record.filter(|_| !(holds && (foreign || is_late))) else {
             return Outcome::Refused;
         };
         if kind == Kind::Grant
@@ -434,10 +438,8 @@ impl ServerRecords {
             |record: &Record| micros(record.ttl().contender_span() + self.margin + record.lock_delay());
         let now_us = self.clock.bounds(self.env.now()).map_or(0, |time| time.lo_us);
         let too_late_us = now_us.saturating_add(micros(attempt_limit(record.ttl())));
-        // Once the lease has lapsed, another client may have held the lock. It leaves no trace.
-        let lapse = before.filter(|_| kind == Kind::Renew);
-        let lapse_us = lapse.map(|before| before.renewed_at_us.unwrap_or(0).saturating_add(span(before)));
-        Limits { too_late_us: lapse_us.unwrap_or(u64::MAX).min(too_late_us), lease_us: span(record) }
+        let prolonged_us = before.filter(|_| kind == Kind::Renew).map(span);
+        Limits { too_late_us, lease_us: span(record), prolonged_us }
     }
 }
 

@@ -14,7 +14,7 @@ use super::config::Location;
 use super::connect::Connector;
 use super::errors::Effect;
 use super::listener::Listener;
-use super::row::{Cells, cell, end, locked_by, number, only, unreadable, version_of};
+use super::row::{Cells, cell, locked_by, number, only, unreadable, version_of};
 use super::sessions::{Purpose, Sessions};
 use super::statements::{Parameter, Sql, Statements};
 use crate::clock::{Moment, StoreTime, micros};
@@ -222,6 +222,11 @@ impl Records for PostgresRecords {
 
     /// A failover loses what the new primary did not receive.
     fn loses_writes(&self) -> bool {
+        true
+    }
+
+    /// The row shows that another client has taken the lock, but a lapsed grant is over in any case.
+    fn others_leave_no_trace(&self) -> bool {
         true
     }
 
@@ -444,7 +449,7 @@ impl PostgresStore {
         if cell::<Option<bool>>(row, "is_written")? == Some(true) {
             return self.committed(writing, row, &by);
         }
-        self.refused(writing, row, span, too_late).await
+        self.refused(writing, row, too_late).await
     }
 
     /// Returns the result of a write that was applied, of which `row` is the response.
@@ -468,14 +473,8 @@ impl PostgresStore {
     }
 
     /// Returns the result of a write that was not applied, of which `row` is the response.
-    async fn refused(
-        &self,
-        writing: &Writing,
-        row: &Row,
-        span: Duration,
-        too_late: i64,
-    ) -> Result<Written, StoreError> {
-        let Writing { step, name, expect, .. } = writing;
+    async fn refused(&self, writing: &Writing, row: &Row, too_late: i64) -> Result<Written, StoreError> {
+        let Writing { step, name, .. } = writing;
         let table = self.sessions.table();
         let is_right: Option<bool> = cell(row, "is_right").map_err(not_applied)?;
         let found = match is_right {
@@ -497,26 +496,6 @@ impl PostgresStore {
                     let left = Duration::from_micros(u64::try_from(left_us).unwrap_or(0));
                     return Ok(Written::Withheld(Box::new(grace::withheld("PostgreSQL", left))));
                 }
-            }
-        }
-        let is_expected = |found: &Found| found.version == *expect;
-        if *step == Step::Renew && is_right == Some(false) && found.as_ref().is_some_and(is_expected) {
-            // The row may have been read before the change by a statement that the renewal waited for.
-            return self.lapsed(name, expect, span).await;
-        }
-        Ok(Written::Conflict(found.map_or(Refusal::Absent, Refusal::Found)))
-    }
-
-    /// Returns the result of a renewal that was refused, although the row has the version `expect`: the lease has ended.
-    async fn lapsed(&self, name: &LockName, expect: &Version, span: Duration) -> Result<Written, StoreError> {
-        let Some(cells) = self.read(name).await? else { return Ok(Written::Conflict(Refusal::Absent)) };
-        let mut found = cells.found(name.as_str(), self.sessions.table())?;
-        if let Some(Found { content: Content::Record(record), version, .. }) = &mut found
-            && *version == *expect
-        {
-            let until_us = record.renewed_at_us.map(|us| us.saturating_add(micros(span)));
-            if until_us.is_some_and(|until_us| number(until_us) <= cells.now_us) {
-                end(record, until_us);
             }
         }
         Ok(Written::Conflict(found.map_or(Refusal::Absent, Refusal::Found)))

@@ -140,7 +140,7 @@ impl Cells {
 
 /// Changes `record` to that of a free lock whose grant has lapsed at `until_us` at the latest. A repetition of its claim
 /// must be refused, because another client may have had the lock since.
-pub(super) fn end(record: &mut Record, until_us: Option<u64>) {
+fn end(record: &mut Record, until_us: Option<u64>) {
     if record.state == RecordState::Held {
         record.remember_replaced();
     }

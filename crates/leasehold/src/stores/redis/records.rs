@@ -334,12 +334,10 @@ impl RedisRecords {
         let calls = step == Step::Free && location.notifies;
         let now = self.env.now();
         let left = attempt_limit(record.ttl()).saturating_sub(now.longest_since(began));
-        let mut too_late = self.links().clock_us(now).saturating_add(micros(left));
-        if let (Step::Renew, Some(before)) = (step, before) {
-            // Once the lease has lapsed, another client may have held the lock. It leaves no trace.
-            let lease = self.span(before.ttl(), before.lock_delay());
-            too_late = too_late.min(before.renewed_at_us.unwrap_or(0).saturating_add(micros(lease)));
-        }
+        let too_late = self.links().clock_us(now).saturating_add(micros(left));
+        let prolonged = before.filter(|_| step == Step::Renew);
+        let prolonged =
+            prolonged.map(|before| micros(self.span(before.ttl(), before.lock_delay())).to_string());
         let mut script = self.about(&self.scripts.write, name);
         script
             .arg(expect)
@@ -357,7 +355,8 @@ impl RedisRecords {
             .arg(micros(span))
             .arg(micros(link.server.lag()))
             .arg(name.as_str())
-            .arg(if calls { location.channel() } else { String::new() });
+            .arg(if calls { location.channel() } else { String::new() })
+            .arg(prolonged.unwrap_or_default());
         let answer = self.asked(&link, &script).await?;
         let key = self.record_of(name);
         match answer.outcome.as_str() {

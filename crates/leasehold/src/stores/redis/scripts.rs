@@ -20,7 +20,7 @@ const BEGIN: &str = r"
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local function text(number) return string.format('%.0f', number) end
-local version, grant, last, open, served, _, _, history, line = unpack(redis.call('HMGET', KEYS[2], unpack(FIELDS)))
+local version, grant, last, open, served, at, _, history, line = unpack(redis.call('HMGET', KEYS[2], unpack(FIELDS)))
 local kind = redis.call('TYPE', KEYS[1]).ok
 local foreign = kind ~= 'none' and not (kind == 'string' and redis.call('GET', KEYS[1]) == grant)
 local function answer(outcome, detail, fields)
@@ -96,9 +96,10 @@ end
 /// whether the claim ignores the line), the record, and the history (nothing if unchanged); 10 the time to live of the
 /// string in milliseconds; 11 the time from which on a grant or renewal is too late; 12 to 14 the failover grace, the
 /// lease, and for how long a primary that is cut off may continue to write, in microseconds; 15 the name; 16 the channel
-/// for the first waiter or nothing.
+/// for the first waiter or nothing; 17 for a renewal, the lease that it prolongs.
 ///
-/// A grant or renewal that arrives after its client gave up, or after the lease has lapsed, is too late.
+/// A grant or renewal that arrives after its client gave up is too late. So is a renewal after the lease has lapsed,
+/// because another client may have held the lock since. It leaves no trace.
 const WRITE: &str = r"
 local any, holds, token, number = ARGV[1] == '*', ARGV[2] == 'grant' or ARGV[2] == 'renew', ARGV[5], ARGV[7]
 local is_right = (version or '') == ARGV[1]
@@ -111,12 +112,14 @@ if any then
     is_right = is_right and token < MOST
     token = text(token)
 end
-if not is_right or holds and (foreign or now >= tonumber(ARGV[11])) then return found('refused') end
+local has_lapsed = ARGV[17] ~= '' and now >= (tonumber(at) or 0) + tonumber(ARGV[17])
+if not is_right or holds and (foreign or has_lapsed or now >= tonumber(ARGV[11])) then return found('refused') end
 local refused = holds and failover(ARGV[2] == 'grant', tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14]))
 if refused then return refused end
+-- First, because a user without the permission must not change the record.
+if ARGV[2] == 'grant' then redis.call('ZADD', KEYS[4], 0, ARGV[15]) end
 redis.call('HSET', KEYS[2], 'version', ARGV[3], 'grant', ARGV[4], 'token', token, 'open', ARGV[6], 'served', number, 'at', text(now), 'record', ARGV[8])
 if ARGV[9] ~= '' then redis.call('HSET', KEYS[2], 'history', ARGV[9]) end
-if ARGV[2] == 'grant' then redis.call('ZADD', KEYS[4], 0, ARGV[15]) end
 if not foreign then
     if ARGV[10] ~= '0' then redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[10]) elseif kind ~= 'none' then redis.call('DEL', KEYS[1]) end
 end
