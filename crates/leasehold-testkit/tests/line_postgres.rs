@@ -40,6 +40,8 @@ impl World {
         let waiter = self.waiter(name).await;
         let held = waiter.refused().await;
         waiter.turn(&held).await;
+        // It learns its place from what it has just read.
+        waiter.refused().await;
         waiter
     }
 

@@ -14,7 +14,7 @@ use super::config::Location;
 use super::connect::Connector;
 use super::errors::Effect;
 use super::listener::Listener;
-use super::row::{Cells, cell, locked_by, number, only, unreadable, version_of};
+use super::row::{Cells, cell, is_ours, locked_by, number, only, unreadable, version_of};
 use super::sessions::{Purpose, Sessions};
 use super::statements::{Parameter, Sql, Statements};
 use crate::clock::{Moment, StoreTime, micros};
@@ -115,6 +115,8 @@ impl PostgresRecords {
             Precondition::Absent => Version::new(""),
             Precondition::Version(version) => version.clone(),
         };
+        // After another client's lock, the row lacks what was added to the history that was read.
+        let before = before.filter(|_| matches!(step, Step::Claim { .. }) || is_ours(&expect));
         let columns = Columns::of(record, before).map_err(Fault::not_applied)?;
         let writing = Writing { step, name: name.clone(), expect, record: record.clone(), columns };
         self.run(|store| async move { store.write(&writing).await }).await?

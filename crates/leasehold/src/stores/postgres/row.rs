@@ -30,6 +30,11 @@ pub(super) fn version_of(version: &Version, locked_by: &str) -> Version {
     Version::new(format!("{} {locked_by}", version.as_str()))
 }
 
+/// Returns whether leasehold wrote the row of this version last.
+pub(super) fn is_ours(version: &Version) -> bool {
+    version.as_str().split_once(' ').is_some_and(|(_, locked_by)| locked_by.starts_with(OURS))
+}
+
 /// The unparsed columns.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cells {
@@ -276,6 +281,7 @@ mod tests {
         assert_eq!(record.history[1..], before.history[..]);
         let version = |cells: &Cells| cells.content().unwrap().unwrap().version;
         assert_ne!(version(&theirs), version(&held()), "no renewal that comes late has this version");
+        assert!(is_ours(&version(&held())) && !is_ours(&version(&theirs)));
         let free =
             Cells { locked_by: "host-1".into(), until_us: Some(0), ..row(&golden_record("1-free.json")) };
         assert_eq!(read(&free).history, golden_record("1-free.json").history, "already there");
