@@ -84,7 +84,8 @@ impl Client {
 
     /// Returns a claim that has a place in the line.
     async fn joined(&self) -> Claim {
-        let claim = Claim { waits: true, ..self.claim() };
+        let mut claim = self.claim();
+        claim.waits = true;
         let held = self.refused(&claim).await;
         self.leases.turn(&claim, &held).await.unwrap();
         claim
@@ -174,7 +175,8 @@ async fn a_dead_waiter_is_passed_over_after_its_grace() {
 async fn a_lapsed_grant_does_not_revive_after_another_client() {
     let world = World::new();
     let (one, two) = (world.client(1).await, world.client(2).await);
-    let claim = Claim { repeatable: true, ..one.claim() };
+    let mut claim = one.claim();
+    claim.repeatable = true;
     let mut grant = one.granted(&claim).await;
     // The renewal arrives after the lease.
     one.network.next_write(Outcome::HeldBack);

@@ -174,8 +174,13 @@ impl RegisterLeases {
                 // The token of a grant over an unconfirmed record comes from the store's clock. That clock is known
                 // best right after a response.
                 let Record { state, grant, unconfirmed, .. } = observation.record;
-                // In turn, the store itself decides on a free lock, by its line.
-                let decides = self.claims_in_turn() && state == RecordState::Free;
+                let first =
+                    observation.line.as_ref().and_then(|line| line.waiting(&observation.record).next());
+                let is_reserved = first.is_some_and(|first| first.claim != claim.id);
+                // In turn, the store itself decides on a free lock, unless a poll has just shown that another claim is
+                // first.
+                let decides =
+                    self.claims_in_turn() && state == RecordState::Free && !(has_polled && is_reserved);
                 if (free || has_polled) && grant != claim.id && !unconfirmed && !decides {
                     let found = Some(Content::Record(Box::new(observation.record.clone())));
                     let reading = Reading { found, observation: Some(observation), at: now };

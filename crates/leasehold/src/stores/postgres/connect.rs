@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::poll_fn;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::AbortHandle;
 use tokio_postgres::config::SslMode;
 use tokio_postgres::{AsyncMessage, Client, Config, Connection, NoTls};
@@ -46,6 +46,8 @@ pub(super) struct Link {
     /// Set when a commit did not wait for the standbys.
     doubt: Arc<AtomicBool>,
     driver: AbortHandle,
+    /// The notifications that arrive, once the connection listens.
+    pub(super) notifications: Option<UnboundedReceiver<String>>,
     /// The address of the server, for messages.
     pub(super) host: String,
 }
@@ -97,21 +99,11 @@ impl Connector {
     /// # Errors
     /// Not applied, because nothing was sent.
     pub(super) async fn connect(&self, host: &Host, env: &Env) -> Result<Link, StoreError> {
-        self.connect_for(host, env, None).await
-    }
-
-    /// Connects to `host`. The connection sends the notifications that it receives to `notified`.
-    pub(super) async fn connect_for(
-        &self,
-        host: &Host,
-        env: &Env,
-        notified: Option<UnboundedSender<String>>,
-    ) -> Result<Link, StoreError> {
         let is_marked = !self.is_pooled.load(Ordering::SeqCst);
-        let link = match self.opened(host, env, notified.clone(), is_marked).await {
+        let link = match self.opened(host, env, is_marked).await {
             Err(error) if is_marked && error.fault().kind == ErrorKind::Unsupported => {
                 self.is_pooled.store(true, Ordering::SeqCst);
-                self.opened(host, env, notified, false).await
+                self.opened(host, env, false).await
             }
             link => link,
         };
@@ -120,13 +112,7 @@ impl Connector {
         Ok(link)
     }
 
-    async fn opened(
-        &self,
-        host: &Host,
-        env: &Env,
-        notified: Option<UnboundedSender<String>>,
-        is_marked: bool,
-    ) -> Result<Link, StoreError> {
+    async fn opened(&self, host: &Host, env: &Env, is_marked: bool) -> Result<Link, StoreError> {
         let mut config = Config::new();
         config
             .host(&host.name)
@@ -171,11 +157,11 @@ impl Connector {
             match tls {
                 Some(tls) => {
                     let (client, connection) = config.connect(MakeRustlsConnect::new(tls)).await?;
-                    Ok(driven(client, connection, shown.clone(), notified))
+                    Ok(driven(client, connection, shown.clone()))
                 }
                 None => {
                     let (client, connection) = config.connect(NoTls).await?;
-                    Ok(driven(client, connection, shown.clone(), notified))
+                    Ok(driven(client, connection, shown.clone()))
                 }
             }
         };
@@ -194,18 +180,14 @@ impl Connector {
 }
 
 /// Starts the task that reads and writes the connection.
-fn driven<S, T>(
-    client: Client,
-    mut connection: Connection<S, T>,
-    host: String,
-    notified: Option<UnboundedSender<String>>,
-) -> Link
+fn driven<S, T>(client: Client, mut connection: Connection<S, T>, host: String) -> Link
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let doubt = Arc::<AtomicBool>::default();
     let noted = doubt.clone();
+    let (notified, notifications) = unbounded_channel();
     let driver = tokio::spawn(async move {
         loop {
             match poll_fn(|context| connection.poll_message(context)).await {
@@ -214,9 +196,7 @@ where
                     noted.store(true, Ordering::SeqCst);
                 }
                 Some(Ok(AsyncMessage::Notification(notification))) => {
-                    if let Some(notified) = &notified {
-                        let _ = notified.send(notification.payload().to_owned());
-                    }
+                    let _ = notified.send(notification.payload().to_owned());
                 }
                 Some(Ok(_)) => {}
                 Some(Err(error)) => {
@@ -227,7 +207,7 @@ where
             }
         }
     });
-    Link { client, doubt, driver: driver.abort_handle(), host }
+    Link { client, doubt, driver: driver.abort_handle(), notifications: Some(notifications), host }
 }
 
 #[cfg(test)]

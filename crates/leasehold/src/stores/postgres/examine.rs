@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use tokio_postgres::Row;
-use tokio_postgres::types::Type;
 
 use super::config::Table;
 use super::connect::Link;
@@ -12,7 +11,7 @@ use super::records::PostgresStore;
 use super::row::{cell, only};
 use super::schema::{Flaws, flaws, wrong_types};
 use super::server::{self, ServerInfo};
-use super::statements::Parameter;
+use super::statements::{Parameter, text};
 use crate::diagnosis::{Examined, Finding};
 use crate::error::StoreError;
 use crate::retry::RetryBudget;
@@ -70,8 +69,7 @@ impl PostgresStore {
             cell(settings, "standbys")?,
             self.sessions.failover_grace(),
         ));
-        let parameters: [Parameter<'_>; 1] = [(&table.sql, Type::TEXT)];
-        let about = asked(&link, TABLE, &parameters, table).await?;
+        let about = asked(&link, TABLE, &[text(&table.sql)], table).await?;
         if let Some(row) = about.first() {
             examined.push(permissions(row)?);
             examined.push(key(cell(row, "is_unique")?, table));

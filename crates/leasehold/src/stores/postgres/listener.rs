@@ -4,21 +4,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::mpsc::unbounded_channel;
 use tokio::task::AbortHandle;
-use tokio_postgres::types::Type;
 
-use super::errors::{self, Effect};
-use super::sessions::{Purpose, Session, Sessions};
-use super::statements::{Parameter, Sql, channel};
+use super::errors::Effect;
+use super::sessions::{Purpose, Sessions};
+use super::statements::{Sql, channel, text};
 use crate::clock::timeout;
 use crate::diagnosis::{CheckStatus, Finding};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::stores::notifications::{Calls, UNUSED};
-
-/// The time limit of a statement.
-const LIMIT: Duration = Duration::from_secs(5);
 
 /// For how long the doctor waits for a notification.
 const EXAMINATION: Duration = Duration::from_secs(2);
@@ -96,13 +91,11 @@ impl Listener {
             return Finding::passed(CHECK, "notify=off: waiters poll");
         }
         let tried = async {
-            let (notified, mut notifications) = unbounded_channel();
-            let session = self.sessions.open(Some(notified)).await?;
-            self.listen(&session).await?;
             let channel = channel(&table.sql);
-            let parameters: [Parameter<'_>; 2] = [(&channel, Type::TEXT), (&PROBE, Type::TEXT)];
+            let mut session = self.sessions.open().await?;
+            let mut notifications = session.listen(&channel, &self.sessions).await?;
             let mut used = self.sessions.take(Purpose::Contend).await?;
-            used.query(Effect::None, &notify(), &parameters).await?;
+            used.query(Effect::None, &notify(), &[text(&channel), text(&PROBE)]).await?;
             while notifications.recv().await.is_some_and(|key| key != PROBE) {}
             Ok::<_, StoreError>(())
         };
@@ -125,10 +118,7 @@ impl Listener {
     }
 
     async fn receive(&self, pause: &mut Duration) -> Result<(), StoreError> {
-        let (notified, mut notifications) = unbounded_channel();
-        let session = self.sessions.open(Some(notified)).await?;
-        self.listen(&session).await?;
-        self.sessions.add(session);
+        let mut notifications = self.sessions.listen(&channel(&self.sessions.table().sql)).await?;
         *pause = SHORTEST_PAUSE;
         self.calls.call_all();
         loop {
@@ -139,24 +129,9 @@ impl Listener {
                 }
                 None => {}
             }
-            if self.calls.are_unused() && self.sessions.stop_listening().await {
+            if self.calls.are_unused() && self.sessions.stop_listening() {
                 return Ok(());
             }
-        }
-    }
-
-    /// Sends `LISTEN`. Fails behind a pooler, where `LISTEN` would apply to one of the pooler's connections.
-    async fn listen(&self, session: &Session) -> Result<(), StoreError> {
-        if !session.is_direct() {
-            let fault = Fault::new(ErrorKind::Unsupported, "a pooler is in front of the server");
-            return Err(fault.not_applied());
-        }
-        let table = self.sessions.table();
-        let listen = format!("LISTEN {}", channel(&table.sql));
-        match timeout(&*self.env.clock, LIMIT, session.link().client.batch_execute(&listen)).await {
-            Some(Ok(())) => Ok(()),
-            Some(Err(error)) => Err(errors::of_statement(&error, Effect::None, table)),
-            None => Err(Fault::unavailable("PostgreSQL did not respond").not_applied()),
         }
     }
 }

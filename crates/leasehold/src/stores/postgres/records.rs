@@ -7,7 +7,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::stream::{BoxStream, StreamExt, TryStreamExt};
 use tokio_postgres::Row;
-use tokio_postgres::types::Type;
 
 use super::POLL_INTERVAL;
 use super::config::Location;
@@ -16,7 +15,7 @@ use super::errors::Effect;
 use super::listener::Listener;
 use super::row::{Cells, cell, is_ours, locked_by, number, only, unreadable, version_of};
 use super::sessions::{Purpose, Sessions};
-use super::statements::{Parameter, Sql, Statements};
+use super::statements::{Parameter, Sql, Statements, boolean, int8, text};
 use crate::clock::{Moment, StoreTime, micros};
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
@@ -101,6 +100,24 @@ impl PostgresRecords {
         F: Future<Output = T> + Send + 'static,
     {
         self.worker.run(work)
+    }
+
+    /// Sends a statement that changes the row of `name`. Its parameters are the name, `more`, and the limit of a wait for
+    /// the row. Returns whether it returns a row.
+    async fn change(
+        &self,
+        name: &LockName,
+        sql: fn(&Statements) -> &Sql,
+        more: Option<String>,
+    ) -> Result<bool, StoreError> {
+        let name = name.clone();
+        self.run(move |store| async move {
+            let (name, limit) = (name.as_str(), usual_limit());
+            let parameters: Vec<_> =
+                [text(&name)].into_iter().chain(more.as_ref().map(text)).chain([text(&limit)]).collect();
+            Ok(!store.rows(Effect::Writes, sql(&store.statements), &parameters).await?.is_empty())
+        })
+        .await?
     }
 
     async fn written(
@@ -192,19 +209,13 @@ impl Records for PostgresRecords {
         let (name, claim) = (name.clone(), waiter.claim.to_string());
         let (single, most) = (number(waiter.polls_ms), number(most_ms));
         self.run(move |store| async move {
-            let timeout = milliseconds(attempt_limit(Ttl::DEFAULT));
-            let parameters: [Parameter<'_>; 6] = [
-                (&name.as_str(), Type::TEXT),
-                (&claim, Type::TEXT),
-                (&entry, Type::TEXT),
-                (&single, Type::INT8),
-                (&most, Type::INT8),
-                (&timeout, Type::TEXT),
-            ];
+            let (name, limit) = (name.as_str(), usual_limit());
+            let parameters =
+                [text(&name), text(&claim), text(&entry), int8(&single), int8(&most), text(&limit)];
             let rows = store.rows(Effect::Writes, &store.statements.join, &parameters).await?;
             let row = only(&rows)?;
             match cell::<Option<bool>>(row, "is_written")? {
-                Some(_) => Cells::of(row)?.found(name.as_str(), store.sessions.table()),
+                Some(_) => Cells::of(row)?.found(name, store.sessions.table()),
                 None => Ok(None),
             }
         })
@@ -212,14 +223,7 @@ impl Records for PostgresRecords {
     }
 
     async fn leave(&self, name: &LockName, claim: Id) -> Result<(), StoreError> {
-        let (name, claim) = (name.clone(), claim.to_string());
-        self.run(|store| async move {
-            let timeout = milliseconds(attempt_limit(Ttl::DEFAULT));
-            let parameters: [Parameter<'_>; 3] =
-                [(&name.as_str(), Type::TEXT), (&claim, Type::TEXT), (&timeout, Type::TEXT)];
-            store.rows(Effect::Writes, &store.statements.leave, &parameters).await.map(drop)
-        })
-        .await?
+        self.change(name, |statements| &statements.leave, Some(claim.to_string())).await.map(drop)
     }
 
     /// A failover loses what the new primary did not receive.
@@ -235,13 +239,7 @@ impl Records for PostgresRecords {
     /// Waits until the standbys have all commits to the row of `name`, because an earlier commit may have stopped
     /// waiting for them. Writes the row again, because that commit also waits for the earlier one.
     async fn settle(&self, name: &LockName) -> Result<(), StoreError> {
-        let name = name.clone();
-        self.run(|store| async move {
-            let timeout = milliseconds(attempt_limit(Ttl::DEFAULT));
-            let parameters: [Parameter<'_>; 2] = [(&name.as_str(), Type::TEXT), (&timeout, Type::TEXT)];
-            store.rows(Effect::Writes, &store.statements.touch, &parameters).await.map(drop)
-        })
-        .await?
+        self.change(name, |statements| &statements.touch, None).await.map(drop)
     }
 
     async fn freed(&self, name: &LockName, claim: Option<Id>) {
@@ -283,15 +281,7 @@ impl Records for PostgresRecords {
     }
 
     async fn discard(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
-        let (name, version) = (name.clone(), version.as_str().to_owned());
-        self.run(|store| async move {
-            let timeout = milliseconds(attempt_limit(Ttl::DEFAULT));
-            let parameters: [Parameter<'_>; 3] =
-                [(&name.as_str(), Type::TEXT), (&version, Type::TEXT), (&timeout, Type::TEXT)];
-            let rows = store.rows(Effect::Writes, &store.statements.discard, &parameters).await?;
-            Ok(!rows.is_empty())
-        })
-        .await?
+        self.change(name, |statements| &statements.discard, Some(version.as_str().to_owned())).await
     }
 
     async fn check_sweep(&self) -> Result<(), StoreError> {
@@ -372,8 +362,7 @@ impl PostgresStore {
     }
 
     async fn read(&self, name: &LockName) -> Result<Option<Cells>, StoreError> {
-        let parameters: [Parameter<'_>; 1] = [(&name.as_str(), Type::TEXT)];
-        let rows = self.rows(Effect::None, &self.statements.read, &parameters).await?;
+        let rows = self.rows(Effect::None, &self.statements.read, &[text(&name.as_str())]).await?;
         rows.first().map(Cells::of).transpose()
     }
 
@@ -409,38 +398,41 @@ impl PostgresStore {
             Step::Free => i64::MAX,
         };
         let kept_us = number(micros(kept));
-        let timeout = milliseconds(row_limit);
-        let (version, text) = (columns.version.as_str(), &columns.record);
+        let row_limit = milliseconds(row_limit);
+        let (name, version, json) = (name.as_str(), columns.version.as_str(), &columns.record);
         let rows = match step {
             Step::Claim { tokens, barges } => {
-                let parameters: [Parameter<'_>; 9] = [
-                    (&name.as_str(), Type::TEXT),
-                    (&by, Type::TEXT),
-                    (&version, Type::TEXT),
-                    (&number(*tokens), Type::INT8),
-                    (&kept_us, Type::INT8),
-                    (text, Type::TEXT),
-                    (&too_late, Type::INT8),
-                    (&timeout, Type::TEXT),
-                    (barges, Type::BOOL),
+                let tokens = number(*tokens);
+                let parameters = [
+                    text(&name),
+                    text(&by),
+                    text(&version),
+                    int8(&tokens),
+                    int8(&kept_us),
+                    text(json),
+                    int8(&too_late),
+                    text(&row_limit),
+                    boolean(barges),
                 ];
                 used.query(Effect::Writes, &self.statements.claim, &parameters).await?
             }
             step => {
-                let parameters: [Parameter<'_>; 13] = [
-                    (&name.as_str(), Type::TEXT),
-                    (&expect.as_str(), Type::TEXT),
-                    (&step.as_str(), Type::TEXT),
-                    (&by, Type::TEXT),
-                    (&version, Type::TEXT),
-                    (&number(record.token.get()), Type::INT8),
-                    (&number(record.served), Type::INT8),
-                    (text, Type::TEXT),
-                    (&columns.history, Type::TEXT),
-                    (&columns.is_open, Type::BOOL),
-                    (&kept_us, Type::INT8),
-                    (&too_late, Type::INT8),
-                    (&timeout, Type::TEXT),
+                let (expect, step) = (expect.as_str(), step.as_str());
+                let (token, served) = (number(record.token.get()), number(record.served));
+                let parameters = [
+                    text(&name),
+                    text(&expect),
+                    text(&step),
+                    text(&by),
+                    text(&version),
+                    int8(&token),
+                    int8(&served),
+                    text(json),
+                    text(&columns.history),
+                    boolean(&columns.is_open),
+                    int8(&kept_us),
+                    int8(&too_late),
+                    text(&row_limit),
                 ];
                 used.query(Effect::Writes, &self.statements.write, &parameters).await?
             }
@@ -505,15 +497,13 @@ impl PostgresStore {
 
     /// Records which server is the primary, so that the grace begins if it has changed.
     async fn note_epoch(&self) -> Result<(), StoreError> {
-        let timeout = milliseconds(attempt_limit(Ttl::DEFAULT));
-        let parameters: [Parameter<'_>; 1] = [(&timeout, Type::TEXT)];
-        self.rows(Effect::Writes, &self.statements.note_epoch, &parameters).await.map(drop)
+        self.rows(Effect::Writes, &self.statements.note_epoch, &[text(&usual_limit())]).await.map(drop)
     }
 
     /// Returns one page of the names that begin with `prefix`, after the name `from`.
     async fn names(&self, prefix: &str, from: Option<String>) -> Result<Page<String, String>, StoreError> {
-        let parameters: [Parameter<'_>; 3] =
-            [(&prefix, Type::TEXT), (&from, Type::TEXT), (&number(PAGE as u64), Type::INT8)];
+        let count = number(PAGE as u64);
+        let parameters = [text(&prefix), text(&from), int8(&count)];
         let rows = self.rows(Effect::None, &self.statements.names, &parameters).await?;
         let items: Vec<String> = rows.iter().map(|row| cell(row, "name")).collect::<Result<_, _>>()?;
         let next = if items.len() == PAGE { items.last().cloned() } else { None };
@@ -528,8 +518,7 @@ impl PostgresStore {
             return Ok(());
         }
         let table = self.sessions.table();
-        let parameters: [Parameter<'_>; 1] = [(&table.sql, Type::TEXT)];
-        let rows = self.rows(Effect::None, &self.statements.is_shared, &parameters).await?;
+        let rows = self.rows(Effect::None, &self.statements.is_shared, &[text(&table.sql)]).await?;
         if cell(only(&rows)?, "is_shared")? {
             let message =
                 format!("the table {:?} is used by other clients too, or was created for them", table.name);
@@ -567,6 +556,11 @@ fn not_applied(error: StoreError) -> StoreError {
     match error {
         StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault) => fault.not_applied(),
     }
+}
+
+/// Returns for how long a request without a ttl waits for a row.
+fn usual_limit() -> String {
+    milliseconds(attempt_limit(Ttl::DEFAULT))
 }
 
 /// Formats a duration for a setting of PostgreSQL.

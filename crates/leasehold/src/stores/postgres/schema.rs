@@ -2,7 +2,6 @@
 
 use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::Type;
 
 use super::config::Table;
 use super::connect::Link;
@@ -11,6 +10,7 @@ use super::records::PostgresStore;
 use super::row::cell;
 use super::server;
 use super::sql::OWN_COLUMNS;
+use super::statements::text;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::retry::RetryBudget;
 
@@ -109,7 +109,7 @@ pub(super) const COLUMNS: &str = "SELECT a.attname::pg_catalog.text,
 
 /// Compares the columns of the table with those that leasehold needs.
 pub(super) async fn flaws(link: &Link, table: &Table) -> Result<Flaws, StoreError> {
-    let rows = link.client.query_typed(COLUMNS, &[(&table.sql, Type::TEXT)]).await;
+    let rows = link.client.query_typed(COLUMNS, &[text(&table.sql)]).await;
     let rows = rows.map_err(|error| errors::of_statement(&error, Effect::None, table))?;
     let there = rows.iter().map(|row| Ok((cell(row, "attname")?, cell(row, "kind")?)));
     let there = there.collect::<Result<Vec<(String, String)>, StoreError>>()?;

@@ -4,13 +4,12 @@
 use std::time::Duration;
 
 use tokio_postgres::Row;
-use tokio_postgres::types::Type;
 
 use super::config::Table;
 use super::connect::{Link, MARK};
 use super::errors::{self, Effect};
 use super::sql::{EQ, GE, LE, NE, NOW_US, OWN_COLUMNS};
-use super::statements::Parameter;
+use super::statements::text;
 use crate::clock::timeout;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
@@ -74,7 +73,7 @@ pub(super) fn query_of() -> String {
 /// Queries the properties of a server and its table.
 pub(super) async fn query(link: &Link, table: &Table, env: &Env) -> Result<ServerInfo, StoreError> {
     let sql = query_of();
-    let parameters: [Parameter<'_>; 1] = [(&table.sql, Type::TEXT)];
+    let parameters = [text(&table.sql)];
     let asked = link.client.query_typed(&sql, &parameters);
     let rows = match timeout(&*env.clock, LIMIT, asked).await {
         Some(rows) => rows.map_err(|error| errors::of_statement(&error, Effect::None, table))?,

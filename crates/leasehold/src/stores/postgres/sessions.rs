@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::join;
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Row, Statement};
@@ -19,7 +19,7 @@ use super::server::{self, ServerInfo};
 use super::statements::{Parameter, Sql};
 use crate::clock::{Moment, StoreClock, timeout};
 use crate::env::Env;
-use crate::error::{Fault, StoreError};
+use crate::error::{ErrorKind, Fault, StoreError};
 use crate::stores::hosts::{Host, none_of};
 
 /// The most connections of a store, separately for acquisitions, reads and polls, for renewals, and for releases. So
@@ -47,8 +47,8 @@ pub(super) enum Purpose {
     Contend,
 }
 
-/// The time limit of a request to end notifications.
-const UNLISTEN: Duration = Duration::from_secs(5);
+/// The time limit of a request to begin notifications.
+const LISTEN: Duration = Duration::from_secs(5);
 
 /// The connections of a store.
 #[derive(Debug)]
@@ -57,19 +57,11 @@ pub(super) struct Sessions {
     env: Env,
     /// The clock of the server.
     pub(super) clock: StoreClock,
-    idle: Mutex<Idle>,
+    /// The unused connections. The last one is used first. It is the connection for notifications if that is unused.
+    idle: Mutex<Vec<Session>>,
     contenders: Arc<Semaphore>,
     renewals: Arc<Semaphore>,
     releases: Arc<Semaphore>,
-}
-
-/// The unused connections.
-#[derive(Debug, Default)]
-struct Idle {
-    /// The last one is used first. It is the connection for notifications if that is unused.
-    sessions: Vec<Session>,
-    /// How many of the connections that are in use are closed once they are no longer in use.
-    surplus: usize,
 }
 
 /// A connection to a primary whose table was checked.
@@ -88,12 +80,24 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn link(&self) -> &Link {
-        &self.link
-    }
-
-    pub(super) fn is_direct(&self) -> bool {
-        self.is_direct
+    /// Listens to `channel`. Fails behind a pooler, where `LISTEN` would apply to one of the pooler's connections.
+    pub(super) async fn listen(
+        &mut self,
+        channel: &str,
+        sessions: &Sessions,
+    ) -> Result<UnboundedReceiver<String>, StoreError> {
+        let Some(notifications) = self.link.notifications.take().filter(|_| self.is_direct) else {
+            return Err(pooled());
+        };
+        let listen = format!("LISTEN {channel}");
+        match timeout(&*sessions.env.clock, LISTEN, self.link.client.batch_execute(&listen)).await {
+            Some(Ok(())) => {
+                self.listens = true;
+                Ok(notifications)
+            }
+            Some(Err(error)) => Err(errors::of_statement(&error, Effect::None, sessions.table())),
+            None => Err(Fault::unavailable("PostgreSQL did not respond").not_applied()),
+        }
     }
 
     /// Sends `sql`. Prepares it, after its second use without waiting for it, so that the server plans it once.
@@ -167,7 +171,7 @@ impl Sessions {
         self.connector.notifies()
     }
 
-    fn idle(&self) -> MutexGuard<'_, Idle> {
+    fn idle(&self) -> MutexGuard<'_, Vec<Session>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -181,7 +185,7 @@ impl Sessions {
         };
         let permit = permits.clone().acquire_owned().await.map_err(closed)?;
         let (session, permit) = loop {
-            let idle = self.idle().sessions.pop();
+            let idle = self.idle().pop();
             match idle {
                 Some(session) if session.link.client.is_closed() => {}
                 Some(session) => break (session, permit),
@@ -201,7 +205,7 @@ impl Sessions {
         let (give, given) = oneshot::channel();
         let sessions = self.clone();
         tokio::spawn(async move {
-            let opened = sessions.open(None).await.map(|session| (session, permit));
+            let opened = sessions.open().await.map(|session| (session, permit));
             if let Err(Ok((session, _permit))) = give.send(opened) {
                 sessions.keep(session);
             }
@@ -209,14 +213,11 @@ impl Sessions {
         given.await.unwrap_or_else(|_| Err(Fault::unavailable("the program is ending").not_applied()))
     }
 
-    /// Connects to the first server that is the primary. The connection sends notifications to `notified`.
-    pub(super) async fn open(
-        &self,
-        notified: Option<UnboundedSender<String>>,
-    ) -> Result<Session, StoreError> {
+    /// Connects to the first server that is the primary.
+    pub(super) async fn open(&self) -> Result<Session, StoreError> {
         let mut failed = Vec::new();
         for host in self.connector.hosts() {
-            match self.open_at(host, notified.clone()).await {
+            match self.open_at(host).await {
                 Ok(session) => return Ok(session),
                 Err(error) => failed.push(error),
             }
@@ -224,18 +225,13 @@ impl Sessions {
         Err(none_of(failed))
     }
 
-    async fn open_at(
-        &self,
-        host: &Host,
-        notified: Option<UnboundedSender<String>>,
-    ) -> Result<Session, StoreError> {
-        let listens = notified.is_some();
-        let link = self.connector.connect_for(host, &self.env, notified).await?;
+    async fn open_at(&self, host: &Host) -> Result<Session, StoreError> {
+        let link = self.connector.connect(host, &self.env).await?;
         let sent = self.env.now();
         let info = server::checked(&link, self.table(), &self.env).await?;
         self.note_clock(info.clock_us, sent);
         let (answered, prepared, has_table) = (self.env.now(), HashMap::new(), info.kind.is_some());
-        Ok(Session { link, prepared, is_direct: info.is_direct, answered, has_table, listens })
+        Ok(Session { link, prepared, is_direct: info.is_direct, answered, has_table, listens: false })
     }
 
     /// Records the reading of the server's clock in a response that has just arrived.
@@ -248,27 +244,26 @@ impl Sessions {
         self.clock.bounds(now).map_or(0, |time| number(time.lo_us))
     }
 
-    /// Uses the connection for notifications for requests too, and closes another one instead. So a process that waits
-    /// needs a single connection.
-    pub(super) fn add(&self, listening: Session) {
-        let mut idle = self.idle();
-        idle.sessions.retain(|other| !other.link.client.is_closed());
-        if idle.sessions.pop().is_none() {
-            idle.surplus += 1;
+    /// Listens to `channel` on one of the connections, which requests use too. So a process that waits needs a single
+    /// connection.
+    pub(super) async fn listen(
+        self: &Arc<Self>,
+        channel: &str,
+    ) -> Result<UnboundedReceiver<String>, StoreError> {
+        let mut used = self.take(Purpose::Contend).await?;
+        let Some(session) = used.session.as_mut().filter(|session| session.is_direct) else {
+            return Err(pooled());
+        };
+        let listens = session.listen(channel, self).await;
+        if listens.is_err() {
+            used.session = None;
         }
-        idle.sessions.push(listening);
+        listens
     }
 
-    /// Ends the notifications on their connection, and returns true, unless the connection is in use.
-    pub(super) async fn stop_listening(&self) -> bool {
-        let last = self.idle().sessions.pop_if(|session| session.listens);
-        let Some(mut session) = last else { return false };
-        let asked = session.link.client.batch_execute("UNLISTEN *");
-        if matches!(timeout(&*self.env.clock, UNLISTEN, asked).await, Some(Ok(()))) {
-            session.listens = false;
-            self.keep(session);
-        }
-        true
+    /// Closes the connection for notifications, and returns true, unless it is in use.
+    pub(super) fn stop_listening(&self) -> bool {
+        self.idle().pop_if(|session| session.listens).is_some()
     }
 
     /// Opens a connection to the primary that is not part of the pool.
@@ -312,32 +307,30 @@ impl Sessions {
         }
         let now = self.env.now();
         let mut idle = self.idle();
-        idle.sessions.retain(|other| {
+        idle.retain(|other| {
             (other.listens || now.longest_since(other.answered) < IDLE) && !other.link.client.is_closed()
         });
-        if !session.listens && idle.surplus > 0 {
-            idle.surplus -= 1;
-        } else if idle.sessions.len() < MOST {
-            let listening = idle.sessions.pop_if(|last| last.listens);
-            idle.sessions.push(session);
-            idle.sessions.extend(listening);
+        if idle.len() < MOST {
+            let listening = idle.pop_if(|last| last.listens);
+            idle.push(session);
+            idle.extend(listening);
         }
     }
 
     /// Closes the connections on which nothing has arrived since `began`, when a request was sent that got no response.
     /// Those connections may be dead too, and each would cost an attempt.
     fn close_unanswered(&self, began: Moment) {
-        self.idle().sessions.retain(|session| session.answered.since_boot() > began.since_boot());
+        self.idle().retain(|session| session.answered.since_boot() > began.since_boot());
     }
 
     /// Closes the connections to `host`, which is no longer the primary.
     fn close_to(&self, host: &str) {
-        self.idle().sessions.retain(|session| session.link.host != host);
+        self.idle().retain(|session| session.link.host != host);
     }
 
     /// Closes the unused connections.
     pub(super) fn close_idle(&self) {
-        self.idle().sessions.clear();
+        self.idle().clear();
     }
 }
 
@@ -393,6 +386,10 @@ impl Drop for Used<'_> {
             self.sessions.keep(session);
         }
     }
+}
+
+fn pooled() -> StoreError {
+    Fault::new(ErrorKind::Unsupported, "a pooler is in front of the server").not_applied()
 }
 
 /// A connection that runs a statement. It is closed if this is dropped before the response.

@@ -28,6 +28,18 @@ const VERSION: &str = "pg_catalog.concat(l.version, ' ', l.locked_by)";
 /// A parameter of a statement, and its type.
 pub(super) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
+pub(super) fn text<T: ToSql + Sync>(value: &T) -> Parameter<'_> {
+    (value, Type::TEXT)
+}
+
+pub(super) fn int8<T: ToSql + Sync>(value: &T) -> Parameter<'_> {
+    (value, Type::INT8)
+}
+
+pub(super) fn boolean<T: ToSql + Sync>(value: &T) -> Parameter<'_> {
+    (value, Type::BOOL)
+}
+
 /// A statement that is sent often. Connections prepare it under its name.
 #[derive(Debug)]
 pub(super) struct Sql {
