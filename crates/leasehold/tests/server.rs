@@ -179,13 +179,12 @@ async fn a_lapsed_grant_does_not_revive_after_another_client() {
     claim.repeatable = true;
     let mut grant = one.granted(&claim).await;
     // The renewal arrives after the lease.
+    one.network.every(Kind::Write, Outcome::Dropped);
     one.network.next_write(Outcome::HeldBack);
     assert!(!world.server.take("x", SECOND), "it is held");
-    let renewal = one.leases.renew(&mut grant);
-    tokio::select! {
-        _ = renewal => {}
-        () = world.clock.sleep(2 * TTL) => {}
-    }
+    one.leases.renew(&mut grant).await.unwrap_err();
+    world.clock.sleep(2 * TTL).await;
+    one.network.every(Kind::Write, Outcome::Fine);
     assert!(world.server.take("x", SECOND));
     assert!(one.refused(&claim).await.foreign.is_some());
     world.clock.sleep(2 * SECOND).await;

@@ -47,9 +47,10 @@ impl RegisterLeases {
         let mut budget = self.budget(claim.store_timeout, claim.ttl).noting(&claim.last_error);
         let has_polled = claim.place.has_polled(claim.id);
         let known = self.cache.recall(&claim.name);
-        // Whether the record comes from the cache.
-        let mut is_old = !has_polled && known.is_some();
+        let is_known = known.is_some();
         let mut next = self.first_step(claim, known, has_polled, attempts, &mut budget).await?;
+        // Whether the record comes from the cache.
+        let mut is_old = !has_polled && is_known && attempts.is_empty();
         let mut latest: Option<Id> = None;
         loop {
             let mut reading = match next {
