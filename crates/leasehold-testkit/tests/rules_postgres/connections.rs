@@ -1,6 +1,7 @@
 //! Which server of the URL is used, and how many connections and statements the store needs.
 
 use super::*;
+use crate::leases::refused_to;
 
 #[tokio::test]
 async fn a_standby_is_refused_as_not_the_primary() {
@@ -49,8 +50,11 @@ async fn each_step_of_a_lock_is_one_statement() {
 
 async fn each_step_is_one_statement(grace: &str) {
     let (_server, url, folder) = server(&["log_statement=all", "fsync=on"]).await;
-    let store = open(&with_option(&url, &format!("failover_grace={grace}"))).await;
+    let url = with_option(&url, &format!("failover_grace={grace}"));
+    let (store, other) = (open(&url).await, open(&url).await);
     let mut grant = granted(&*store).await;
+    // Connects.
+    other.inspect(&lock()).await.unwrap();
     let mut before = sent(&folder);
     let mut one_more = async |step: &str| {
         let now = sent(&folder);
@@ -67,8 +71,18 @@ async fn each_step_is_one_statement(grace: &str) {
     one_more("a refusal").await;
     store.inspect(&lock()).await.unwrap();
     one_more("an inspection").await;
+    let mut waiter = claim(&*other);
+    waiter.waits = true;
+    let held = refused_to(&*other, &waiter).await;
+    one_more("a refusal of a process that has not read the row").await;
+    other.turn(&waiter, &held).await.unwrap();
+    one_more("to join the line").await;
+    // It learns its place from what it has just read.
+    assert_eq!(refused_to(&*other, &waiter).await.ahead, Some(0));
     store.release(&mut grant, None).await.unwrap();
     one_more("a release").await;
+    granted_to(&*other, &waiter).await;
+    one_more("a grant to the first waiter").await;
 }
 
 /// The server to which the client is connected becomes read-only, and another one is the primary.
