@@ -150,19 +150,6 @@ impl Place {
         kept.earlier + kept.latest
     }
 
-    /// Returns for how long `claim` has seen the lock kept for the waiter `first`.
-    #[allow(dead_code, reason = "used by stores that are cargo features")]
-    pub(crate) fn kept_for(&self, claim: Id, first: Id) -> Duration {
-        self.of(claim).kept.of(first)
-    }
-
-    /// Returns the first waiter, and for how long the lock was kept for it before the latest period.
-    #[allow(dead_code, reason = "used by stores that are cargo features")]
-    pub(crate) fn kept_earlier(&self, claim: Id) -> Option<(Id, Duration)> {
-        let kept = &self.of(claim).kept;
-        kept.first.map(|first| (first, kept.earlier))
-    }
-
     /// Returns the waiter directly before `claim`.
     pub(crate) fn waiter_ahead(&self, claim: Id, served: u64) -> Option<Holder> {
         let Standing { before, waiter_ahead, .. } = &self.of(claim).standing;
