@@ -21,7 +21,7 @@ mod buckets;
 ))]
 #[allow(dead_code, reason = "not every store uses all of it")]
 mod certificates;
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "postgres", feature = "redis"))]
 mod columns;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;

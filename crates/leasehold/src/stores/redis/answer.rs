@@ -1,4 +1,4 @@
-//! Reads and validates the responses of the scripts, and builds the fields of a record.
+//! Reads and validates the responses of the scripts.
 
 use std::time::Duration;
 
@@ -6,11 +6,12 @@ use redis::{PushInfo, PushKind, Value};
 
 use super::scripts::FIELDS;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{Holder, Id, MAX_WAITERS, Token, Ttl, printable};
+use crate::lease::{MAX_WAITERS, Token, printable};
 use crate::protocol::line::{Line, Waiter};
-use crate::protocol::record::{Content, FORMAT, Record, RecordState, parse};
+use crate::protocol::record::{Content, Record};
 use crate::protocol::records::Found;
 use crate::register::Version;
+use crate::stores::columns;
 
 /// The response of a script for a record.
 #[derive(Debug)]
@@ -50,7 +51,7 @@ impl Answer {
         let Some(version) = self.field("version") else {
             // Processes wait for a lock that only other clients have held.
             let awaited = self.field("line").is_some_and(|line| !line.is_empty());
-            let content = Content::Record(Box::new(never_granted()));
+            let content = Content::Record(Box::new(columns::never_granted()));
             return Ok(awaited.then(|| Found { content, version: Version::new(""), line }));
         };
         let record = self.record().map_err(|why| garbled(&why, key))?;
@@ -84,88 +85,13 @@ impl Answer {
     }
 
     fn record(&self) -> Result<Record, String> {
-        let record = match parse(self.field("record").unwrap_or("").as_bytes()) {
-            Ok(Content::Record(record)) => *record,
-            Ok(Content::Foreign(what, _)) => return Err(what),
-            Err(fault) => return Err(fault.message),
-        };
-        let token = self.number("token")?;
+        let [record, history] = ["record", "history"].map(|name| self.field(name).unwrap_or_default());
         let served = self.number("served").unwrap_or(0);
-        if self.field("grant") != Some(&record.grant.to_string()) || served >= Token::LIMIT {
+        let record = columns::read(record, self.number("token")?, served, self.number("at")?, history)?;
+        if self.field("grant") != Some(&record.grant.to_string()) {
             return Err("its fields contradict each other".to_owned());
         }
-        Ok(Record {
-            token: Token::new(token).ok_or_else(|| format!("{token} is not a fencing token"))?,
-            served,
-            renewed_at_us: Some(self.number("at")?),
-            // The history is for people and for repeated claims. Without it, the lock can still be used.
-            history: self
-                .field("history")
-                .and_then(|text| serde_json::from_str(text).ok())
-                .unwrap_or_default(),
-            ..record
-        })
-    }
-}
-
-/// The fields of a record that is written.
-pub(super) struct Fields {
-    pub(super) version: Version,
-    pub(super) record: String,
-    /// Empty if the history has not changed.
-    pub(super) history: String,
-    pub(super) is_open: bool,
-}
-
-impl Fields {
-    /// Returns the fields of `record`, which replaces `before`. The line alone says whether the lock is awaited.
-    pub(super) fn of(record: &Record, before: Option<&Record>) -> Result<Self, Fault> {
-        let unwritten = |error: serde_json::Error| {
-            Fault::new(ErrorKind::Invalid, format!("the lock record cannot be written: {error}"))
-        };
-        let history = match before.is_some_and(|before| before.history == record.history) {
-            true => String::new(),
-            false => serde_json::to_string(&record.history).map_err(unwritten)?,
-        };
-        // These have fields of their own.
-        let bare = Record {
-            token: Token::default(),
-            served: 0,
-            awaited: false,
-            renewed_at_us: None,
-            history: vec![],
-            ..record.clone()
-        };
-        let record_text = serde_json::to_string(&bare).map_err(unwritten)?;
-        Ok(Self {
-            version: Version::new(record.nonce.to_string()),
-            record: record_text,
-            history,
-            is_open: record.state == RecordState::Free && !record.unconfirmed,
-        })
-    }
-}
-
-/// Returns the record of a lock without one, which the next grant replaces. Records may have been deleted before, so the
-/// token of that grant comes from the server's clock.
-fn never_granted() -> Record {
-    Record {
-        leasehold: FORMAT,
-        state: RecordState::Free,
-        token: Token::default(),
-        grant: Id::NONE,
-        heartbeat: 0,
-        nonce: Id::NONE,
-        ttl_ms: Ttl::DEFAULT.as_millis(),
-        lock_delay_ms: 0,
-        holder: Holder::default(),
-        granted_at_us: None,
-        renewed_at_us: None,
-        rest_ms: None,
-        unconfirmed: true,
-        awaited: true,
-        served: 0,
-        history: vec![],
+        Ok(record)
     }
 }
 
@@ -217,13 +143,14 @@ mod tests {
 
     use super::*;
     use crate::golden::golden_record;
+    use crate::stores::columns::Columns;
 
     /// Returns the response with these fields of a record instead of its own.
     fn answer(record: &Record, other: &[(&str, &str)]) -> Answer {
-        let fields = Fields::of(record, None).unwrap();
+        let fields = Columns::of(record, None).unwrap();
         let (token, grant) = (record.token.get().to_string(), record.grant.to_string());
-        let all =
-            [fields.version.as_str(), &grant, &token, "0", "3", "12", &fields.record, &fields.history, ""];
+        let history = fields.history.unwrap();
+        let all = [fields.version.as_str(), &grant, &token, "0", "3", "12", &fields.record, &history, ""];
         let own = FIELDS.iter().zip(all).map(|(name, value)| {
             let other = other.iter().find(|(other, _)| other == name);
             Some(other.map_or(value, |(_, value)| value).to_owned())
@@ -244,16 +171,6 @@ mod tests {
         assert_eq!(found.version.as_str(), record.nonce.to_string());
         let Content::Record(read) = found.content else { panic!("foreign") };
         assert_eq!(*read, Record { served: 3, renewed_at_us: Some(12), ..record.clone() });
-        assert!(Fields::of(&record, Some(&record)).unwrap().history.is_empty(), "it has not changed");
-    }
-
-    #[test]
-    fn only_a_free_record_is_open() {
-        let free = golden_record("1-free.json");
-        let is_open = |record: Record| Fields::of(&record, None).unwrap().is_open;
-        assert!(is_open(free.clone()));
-        assert!(!is_open(Record { unconfirmed: true, ..free }));
-        assert!(!is_open(golden_record("1-held.json")));
     }
 
     #[test]
@@ -294,7 +211,10 @@ mod tests {
             answer(&golden_record("1-free.json"), &[("line", "1 500 11112222333344445555666677778888 x")]);
         answer.fields[0] = None;
         let found = answer.found("k").unwrap().unwrap();
-        assert_eq!((found.version.as_str(), found.content), ("", Content::Record(Box::new(never_granted()))));
+        assert_eq!(
+            (found.version.as_str(), found.content),
+            ("", Content::Record(Box::new(columns::never_granted())))
+        );
         answer.fields[8] = None;
         assert!(answer.found("k").unwrap().is_none());
     }

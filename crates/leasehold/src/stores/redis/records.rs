@@ -9,7 +9,7 @@ use futures_util::stream::{BoxStream, StreamExt, TryStreamExt};
 use redis::{Script, ScriptInvocation, Value};
 
 use super::POLL_INTERVAL;
-use super::answer::{Answer, Fields, text, unreadable};
+use super::answer::{Answer, text, unreadable};
 use super::config::Location;
 use super::connect::Connector;
 use super::link::Link;
@@ -26,6 +26,7 @@ use crate::protocol::record::{Content, Record, RecordState};
 use crate::protocol::records::{Claims, Found, Records, Refusal, Written};
 use crate::protocol::unseen_grant;
 use crate::register::{Precondition, Version};
+use crate::stores::columns::Columns;
 use crate::stores::grace;
 use crate::stores::notifications::Called;
 use crate::stores::pages::{self, Page};
@@ -319,7 +320,7 @@ impl RedisRecords {
         token: u64,
     ) -> Result<Written, StoreError> {
         let began = self.env.now();
-        let fields = Fields::of(record, before).map_err(Fault::not_applied)?;
+        let fields = Columns::of(record, before).map_err(Fault::not_applied)?;
         let link = self.link().await?;
         let span = self.span(record.ttl(), record.lock_delay());
         if step == Step::Grant {
@@ -348,7 +349,7 @@ impl RedisRecords {
             .arg(u8::from(fields.is_open))
             .arg(record.served)
             .arg(fields.record)
-            .arg(fields.history)
+            .arg(fields.history.unwrap_or_default())
             .arg(micros(string.min(LONGEST_STRING)).div_ceil(1_000))
             .arg(too_late)
             .arg(micros(location.failover_grace))
