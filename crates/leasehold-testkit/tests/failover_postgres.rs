@@ -169,8 +169,12 @@ async fn during_the_grace_known_grants_go_on_and_nothing_is_granted() {
     let mut first = claim(&*store);
     first.repeatable = true;
     let mut grant = granted_to(&*store, &first).await;
+    granted_to(&*store, &claim_of(&*store, "lapsed", TTL)).await;
+    let an_hour_ago = "written_us = written_us - 3600000000 WHERE name = 'lapsed'";
+    psql(&url, &format!("UPDATE {} SET {an_hour_ago}", table(&url))).await;
     fail_over(&url).await;
     assert_withheld(&*store, "other").await;
+    assert_withheld(&*store, "lapsed").await;
     assert_eq!(refused(&*store).await.token, Some(grant.token), "held by a known grant");
     let again = granted_to(&*store, &first).await;
     assert_eq!(again.token, grant.token, "a claim that is repeated was granted before");

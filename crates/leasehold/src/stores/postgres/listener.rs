@@ -49,14 +49,15 @@ impl Listener {
         !self.is_off.load(Ordering::SeqCst)
     }
 
-    /// Starts the task that listens, unless it is already running.
-    pub(super) fn begin(self: &Arc<Self>) {
+    /// Starts the task that listens, and returns true, unless it is already running.
+    pub(super) fn begin(self: &Arc<Self>) -> bool {
         let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.is_on() || task.as_ref().is_some_and(|task| !task.is_finished()) {
-            return;
+            return false;
         }
         let listener = self.clone();
         *task = Some(tokio::spawn(async move { listener.run().await }).abort_handle());
+        true
     }
 
     pub(super) fn end(&self) {

@@ -247,9 +247,11 @@ impl Records for PostgresRecords {
         let Some(claim) = claim.filter(|_| listener.is_on()) else { return pending().await };
         // Registers before the read, so that no call is missed.
         let call = listener.calls.expect(claim);
-        let _ = self.run(|store| async move { store.listener.begin() }).await;
+        // A listener that begins now calls all claims once it listens.
+        let mut reads = !self.run(|store| async move { store.listener.begin() }).await.unwrap_or_default();
         loop {
-            if let Ok(Some(Found { content: Content::Record(record), line, .. })) = self.read(name).await
+            if reads
+                && let Ok(Some(Found { content: Content::Record(record), line, .. })) = self.read(name).await
                 && record.state == RecordState::Free
                 && line
                     .is_none_or(|line| line.waiting(&record).next().is_none_or(|first| first.claim == claim))
@@ -259,6 +261,7 @@ impl Records for PostgresRecords {
             if call.called().await == Called::Alone {
                 return;
             }
+            reads = true;
         }
     }
 

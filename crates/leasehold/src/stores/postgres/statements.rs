@@ -324,7 +324,7 @@ fn join(table: &str) -> String {
                     'since_us', {NOW_US}, 'polls_ms', least(({length} {PLUS} 1) {TIMES} $4, $5)))
             FROM settings
             WHERE l.name {EQ} $1 AND {length} {LT} {MAX_WAITERS} AND l.locked_by {NE} ('{OURS}' {JOINED} $2)
-                AND NOT (coalesce(l.line, '[]') {CONTAINS}
+                AND NOT ({waiting} {CONTAINS}
                     pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('claim', $2)))
             RETURNING l.*)
          SELECT {NOW_US} AS now_us, found.* {outcome}",
