@@ -42,6 +42,7 @@ async fn each_step_is_one_script_and_a_hand_off_two() {
     let mut grant = granted_to(&*two, &first).await;
     releases(&*two, &mut grant).await;
     let mut grant = granted_to(&*three, &second).await;
+    three.stop_waiting(&second).await.unwrap();
     releases(&*three, &mut grant).await;
     for store in [&open(&url).await, &one, &one] {
         scripts(&url).await;

@@ -394,7 +394,7 @@ async fn a_damaged_line_delays_no_one() {
     let next = waiter(&fresh, "next").await;
     store.release(&mut grant, None).await.unwrap();
     let (_, claim) = &next;
-    let never = format!("1 99999999 {:032x} {{}}\n2 500 {} {{}}", 7, claim.id);
+    let never = format!("8 99999999 {:032x} {{}}\n9 500 {} {{}}", 7, claim.id);
     redis(fresh.url(), &["HSET", "RECORD", "line", &never]).await;
     let left = asked(&next).await.unwrap_err().lapses_within.unwrap();
     assert!(left <= Duration::from_secs(21), "{left:?}");
