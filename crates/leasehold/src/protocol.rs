@@ -14,5 +14,5 @@ pub(crate) mod records;
 mod rules;
 
 pub use self::driver::RegisterLeases;
-#[cfg(feature = "redis")]
+#[allow(unused_imports, reason = "only some stores need it")]
 pub(crate) use self::rules::unseen_grant;
