@@ -129,13 +129,14 @@ pub struct Case {
 }
 
 macro_rules! cases {
-    ($($case:ident)*) => {
+    ($($suite:ident { $($case:ident)* })*) => {
         /// All cases, for other test runners; [`conformance!`](crate::conformance!) generates a test for each.
         pub const CASES: &[Case] =
-            &[$(Case { name: stringify!($case), run: |harness| Box::pin($case(harness)) }),*];
+            &[$($(Case { name: stringify!($case), run: |harness| Box::pin($case(harness)) }),*),*];
 
         /// Generates a module with a test for each case. `$harness` is evaluated for each test and opens its storage.
-        /// The optional third argument, in parentheses, is passed to `#[tokio::test(...)]`.
+        /// The optional third argument, in parentheses, is passed to `#[tokio::test(...)]`. A fourth argument, `store`,
+        /// leaves out the cases of the library.
         #[macro_export]
         macro_rules! conformance {
             ($module:ident, $harness:expr) => {
@@ -145,88 +146,101 @@ macro_rules! cases {
                 mod $module {
                     #[allow(unused_imports)]
                     use super::*;
-                    $crate::__conformance_tests!($harness, $runtime, $($case)*);
+                    $($crate::__conformance_tests!($harness, $runtime, $($case)*);)*
                 }
             };
+            $(($module:ident, $harness:expr, $runtime:tt, $suite) => {
+                mod $module {
+                    #[allow(unused_imports)]
+                    use super::*;
+                    $crate::__conformance_tests!($harness, $runtime, $($case)*);
+                }
+            };)*
         }
     };
 }
 
 cases! {
-    a_free_lock_is_granted_and_granted_again_after_its_release
-    a_second_claimant_sees_the_holder
-    locks_of_different_names_are_independent
-    one_claim_tried_twice_is_granted_to_itself
-    a_grant_is_for_at_most_its_ttl
-    tokens_rise_from_grant_to_grant
-    tokens_rise_when_a_lease_lapses
-    tokens_rise_when_a_grant_is_evicted
-    tokens_rise_when_the_record_is_deleted_by_hand
-    a_lapsed_lease_is_taken_over_and_not_before
-    a_contender_with_a_shorter_ttl_waits_for_that_of_the_record
-    a_contender_with_a_longer_ttl_waits_no_longer_for_it
-    a_lock_delay_lengthens_a_lapse_and_not_a_release
-    renewal_keeps_a_lease_beyond_its_first_deadline
-    renewal_after_a_takeover_is_lost
-    renewal_after_an_eviction_is_lost
-    renewal_after_the_record_was_deleted_is_lost
-    release_frees_at_once
-    a_second_release_changes_nothing
-    release_after_a_takeover_does_not_free_the_successor
-    release_after_the_record_was_deleted_is_already_lost
-    a_cooldown_keeps_the_lock_from_being_granted_early
-    eviction_frees_at_once
-    eviction_with_another_token_changes_nothing
-    inspection_shows_free_held_and_history
-    inspection_shows_a_lapsed_lease_and_not_too_early
-    history_shows_how_grants_ended
-    names_with_odd_characters_are_listed_as_they_are
-    names_that_look_alike_are_different_locks
-    listing_goes_by_prefix
-    listing_goes_beyond_a_thousand_locks
-    a_sweep_deletes_only_what_has_been_free_for_long
-    a_waiter_is_woken_by_a_release
-    a_waiter_that_comes_after_the_release_is_not_left_waiting
-    waiters_are_granted_the_lock_in_order
-    a_waiter_that_died_is_passed_over
-    a_waiter_is_woken_by_an_eviction
-    one_of_many_racing_claims_is_granted
-    one_of_many_racing_takeovers_succeeds
-    a_counter_under_the_lock_is_exact_and_tokens_rise_with_it
-    a_ticket_renews_and_releases
-    a_ticket_with_another_token_is_invalid
-    a_detached_grant_is_a_grant_like_any_other
-    a_hundred_tasks_share_a_lock
-    dropping_a_guard_releases_its_lock
-    an_acquisition_given_up_leaves_nothing_behind
-    with_holds_the_lock_while_its_body_runs
-    frozen_futures_delay_no_other_lock
-    a_holder_learns_that_it_was_evicted
-    a_guard_keeps_its_lease_alive
-    a_ticket_hands_a_lock_on
-    no_more_permits_are_held_at_once_than_exist
-    a_released_permit_goes_to_a_waiter
-    a_wait_for_a_permit_that_is_given_up_leaves_nothing_behind
-    waiters_are_granted_permits_in_order
-    shared_holders_are_together_and_an_exclusive_one_is_alone
-    shared_holders_do_not_starve_an_exclusive_one
-    the_loss_of_one_part_is_the_loss_of_an_exclusive_hold
-    a_ticket_is_taken_up_and_handed_on_again
-    a_reader_of_the_store_cannot_release
-    a_repeated_acquisition_has_the_same_hold
-    a_repetition_with_a_shorter_ttl_shortens_no_lease
-    a_renewal_is_valid_no_longer_than_the_record_shows
-    a_spent_id_is_refused
-    a_wait_given_up_frees_no_repetition
-    one_candidate_leads_and_another_follows_when_it_resigns
-    an_observer_sees_each_leader_and_each_vacancy
-    an_observer_sees_a_leader_that_follows_at_once
-    the_value_of_a_leader_survives_its_renewals
-    no_leader_is_reported_once_its_lease_has_ended
-    one_of_many_runs_a_job_and_the_others_learn_that_it_ran
-    a_job_that_failed_is_run_by_another_in_the_same_period
-    a_job_of_a_dead_machine_is_run_by_another_in_the_same_period
-    a_job_runs_again_after_its_period_and_not_before
+    // How a store carries out each operation of `LeaseStore`.
+    store {
+        a_free_lock_is_granted_and_granted_again_after_its_release
+        a_second_claimant_sees_the_holder
+        locks_of_different_names_are_independent
+        one_claim_tried_twice_is_granted_to_itself
+        a_grant_is_for_at_most_its_ttl
+        tokens_rise_from_grant_to_grant
+        tokens_rise_when_a_lease_lapses
+        tokens_rise_when_a_grant_is_evicted
+        tokens_rise_when_the_record_is_deleted_by_hand
+        a_lapsed_lease_is_taken_over_and_not_before
+        a_lock_delay_lengthens_a_lapse_and_not_a_release
+        renewal_keeps_a_lease_beyond_its_first_deadline
+        renewal_after_a_takeover_is_lost
+        renewal_after_an_eviction_is_lost
+        renewal_after_the_record_was_deleted_is_lost
+        release_frees_at_once
+        a_second_release_changes_nothing
+        release_after_a_takeover_does_not_free_the_successor
+        release_after_the_record_was_deleted_is_already_lost
+        a_cooldown_keeps_the_lock_from_being_granted_early
+        eviction_frees_at_once
+        eviction_with_another_token_changes_nothing
+        inspection_shows_free_held_and_history
+        inspection_shows_a_lapsed_lease_and_not_too_early
+        history_shows_how_grants_ended
+        names_with_odd_characters_are_listed_as_they_are
+        names_that_look_alike_are_different_locks
+        listing_goes_by_prefix
+        listing_goes_beyond_a_thousand_locks
+        a_sweep_deletes_only_what_has_been_free_for_long
+        a_waiter_is_woken_by_a_release
+        a_waiter_that_comes_after_the_release_is_not_left_waiting
+        waiters_are_granted_the_lock_in_order
+        a_waiter_is_woken_by_an_eviction
+        one_of_many_racing_claims_is_granted
+        one_of_many_racing_takeovers_succeeds
+        a_counter_under_the_lock_is_exact_and_tokens_rise_with_it
+        a_ticket_renews_and_releases
+        a_ticket_with_another_token_is_invalid
+        a_detached_grant_is_a_grant_like_any_other
+        a_reader_of_the_store_cannot_release
+        a_repeated_acquisition_has_the_same_hold
+        a_repetition_with_a_shorter_ttl_shortens_no_lease
+        a_renewal_is_valid_no_longer_than_the_record_shows
+        a_spent_id_is_refused
+        a_wait_given_up_frees_no_repetition
+    }
+    // What the library and the protocol do on top of these operations, whatever the store.
+    library {
+        a_contender_with_a_shorter_ttl_waits_for_that_of_the_record
+        a_contender_with_a_longer_ttl_waits_no_longer_for_it
+        a_waiter_that_died_is_passed_over
+        a_hundred_tasks_share_a_lock
+        dropping_a_guard_releases_its_lock
+        an_acquisition_given_up_leaves_nothing_behind
+        with_holds_the_lock_while_its_body_runs
+        frozen_futures_delay_no_other_lock
+        a_holder_learns_that_it_was_evicted
+        a_guard_keeps_its_lease_alive
+        a_ticket_hands_a_lock_on
+        no_more_permits_are_held_at_once_than_exist
+        a_released_permit_goes_to_a_waiter
+        a_wait_for_a_permit_that_is_given_up_leaves_nothing_behind
+        waiters_are_granted_permits_in_order
+        shared_holders_are_together_and_an_exclusive_one_is_alone
+        shared_holders_do_not_starve_an_exclusive_one
+        the_loss_of_one_part_is_the_loss_of_an_exclusive_hold
+        a_ticket_is_taken_up_and_handed_on_again
+        one_candidate_leads_and_another_follows_when_it_resigns
+        an_observer_sees_each_leader_and_each_vacancy
+        an_observer_sees_a_leader_that_follows_at_once
+        the_value_of_a_leader_survives_its_renewals
+        no_leader_is_reported_once_its_lease_has_ended
+        one_of_many_runs_a_job_and_the_others_learn_that_it_ran
+        a_job_that_failed_is_run_by_another_in_the_same_period
+        a_job_of_a_dead_machine_is_run_by_another_in_the_same_period
+        a_job_runs_again_after_its_period_and_not_before
+    }
 }
 
 /// Used by [`conformance!`](crate::conformance!) only.

@@ -67,7 +67,7 @@ macro_rules! stores {
 
 stores! {
     #[cfg(feature = "s3")]
-    s3::S3 { s3_minio: http, s3_moto: serial, s3_moto_existence: alone }
+    s3::S3 { s3_minio: http, s3_moto: serial }
     #[cfg(feature = "dynamodb")]
     dynamodb::DynamoDb { dynamodb_local: http }
     #[cfg(feature = "gcs")]
@@ -85,8 +85,8 @@ stores! {
     #[cfg(feature = "postgres")]
     postgres::Postgres { postgres: shared, postgres_pgbouncer: alone }
     #[cfg(feature = "redis")]
-    redis::Redis { redis: shared, redis_valkey: shared }
-    memory::Memory { memory: alone, memory_existence: alone }
+    redis::Redis { redis: shared, redis_valkey: alone }
+    memory::Memory { memory: alone }
 }
 
 /// Returns the store named `name`.

@@ -103,7 +103,7 @@ async fn theirs_waits_for_ours_and_takes_over_when_it_dies(table: &Table) {
 
 async fn a_released_lock_alternates_at_once_and_our_tokens_rise(table: &Table) {
     let mut last = Token::default();
-    for _ in 0..3 {
+    for is_last in [false, true] {
         let mut theirs = table.peer("hold", Duration::from_secs(60), &[]);
         theirs.says("granted").await;
         let error = table.locker().await.lock("lock").try_acquire().await.unwrap_err();
@@ -114,13 +114,16 @@ async fn a_released_lock_alternates_at_once_and_our_tokens_rise(table: &Table) {
             let (token, ours) = table.grant(Duration::from_secs(60)).await;
             assert!(token > last, "{token} after {last}");
             last = token;
-            let attempt = table.peer("try", TTL, &[]);
-            assert_eq!(attempt.end().await, (vec!["held".to_owned()], Some(1)));
+            // A process for each attempt takes long, most of all in Java.
+            if !is_last {
+                let attempt = table.peer("try", TTL, &[]);
+                assert_eq!(attempt.end().await, (vec!["held".to_owned()], Some(1)));
+            }
             table.release(ours).await;
         }
-        let attempt = table.peer("try", TTL, &[]);
-        assert_eq!(attempt.end().await, (vec!["granted".to_owned()], Some(0)));
     }
+    let attempt = table.peer("try", TTL, &[]);
+    assert_eq!(attempt.end().await, (vec!["granted".to_owned()], Some(0)));
 }
 
 async fn four_of_ours_and_four_of_theirs_count_exactly(table: &Table) {

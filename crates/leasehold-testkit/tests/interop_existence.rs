@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use futures_util::future::join;
 use leasehold::clock::{Clock, Deadline, SystemClock};
 use leasehold::env::Env;
 use leasehold::url::StoreUrl;
@@ -19,9 +20,12 @@ use crate::workers::{self, Worker};
 const TTL: Duration = Duration::from_secs(8);
 const TTL_OPTION: &[&str] = &["--ttl", "8"];
 
-/// Returns the stores, each with a unique prefix.
-async fn stores() -> [Plain; 2] {
-    [Plain::on(Server::FAKE_GCS).await, Plain::on(Server::MOTO).await]
+/// Runs `test` on both stores at once, with a unique prefix each.
+async fn on_both(test: impl AsyncFn(Plain)) {
+    join(async { test(Plain::on(Server::FAKE_GCS).await).await }, async {
+        test(Plain::on(Server::MOTO).await).await;
+    })
+    .await;
 }
 
 /// A client that uses only HTTP, the lock's name and the store's documented API.
@@ -96,7 +100,7 @@ impl Plain {
 
 #[tokio::test]
 async fn we_wait_until_a_plain_client_deletes_its_lock() {
-    for plain in stores().await {
+    on_both(async |plain| {
         plain.acquire("deploy/prod").await;
         let proxy = Proxy::start(plain.server.address()).await;
         let locker = Locker::open(&servers::through(&plain.url, proxy.address())).await.unwrap();
@@ -112,12 +116,13 @@ async fn we_wait_until_a_plain_client_deletes_its_lock() {
         assert!(!waiter.is_finished());
         plain.release("deploy/prod").await;
         workers::within("ours", waiter).await.unwrap().unwrap().release().await.unwrap();
-    }
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_plain_client_is_refused_until_we_release() {
-    for plain in stores().await {
+    on_both(async |plain| {
         let locker = Locker::open(&plain.url).await.unwrap();
         let guard = locker.lock("deploy/prod").acquire().await.unwrap();
         assert_eq!(plain.create("deploy/prod").await, 412);
@@ -125,14 +130,15 @@ async fn a_plain_client_is_refused_until_we_release() {
         assert_eq!(plain.create("deploy/prod").await, 200);
         assert_eq!(locker.lock("deploy/prod").try_acquire().await.unwrap_err().kind(), ErrorKind::Held);
         plain.release("deploy/prod").await;
-    }
+    })
+    .await;
 }
 
 /// If a plain client deletes our object, we lose the lock. The next renewal reports the loss and does not restore the
 /// object.
 #[tokio::test]
 async fn we_learn_that_a_plain_client_deleted_our_lock() {
-    for plain in stores().await {
+    on_both(async |plain| {
         let locker = Locker::open(&plain.url).await.unwrap();
         let guard = locker.lock("x.lock").ttl(TTL).acquire().await.unwrap();
         plain.release("x.lock").await;
@@ -140,14 +146,15 @@ async fn we_learn_that_a_plain_client_deleted_our_lock() {
         workers::within("the loss", guard.lost()).await;
         guard.release().await.unwrap();
         assert_eq!(plain.create("x.lock").await, 412, "and still");
-    }
+    })
+    .await;
 }
 
 /// If a leasehold holder is killed, a leasehold client takes over. The object exists throughout, so a plain client
 /// cannot get in between.
 #[tokio::test]
 async fn after_a_dead_holder_ours_takes_over_and_theirs_does_not() {
-    for plain in stores().await {
+    on_both(async |plain| {
         let mut holder = Worker::start("hold", &plain.url, "lock", TTL_OPTION);
         let first = holder.granted().await;
         holder.kill().await;
@@ -162,14 +169,15 @@ async fn after_a_dead_holder_ours_takes_over_and_theirs_does_not() {
         next.kill().await;
         plain.release("lock").await;
         workers::within("theirs", theirs).await.unwrap();
-    }
+    })
+    .await;
 }
 
 /// 4 leasehold processes and 4 plain clients add to one number that only the lock protects.
 #[tokio::test]
 async fn four_of_ours_and_four_of_theirs_count_exactly() {
     const EACH: usize = 15;
-    for plain in stores().await {
+    on_both(async |plain| {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("counter");
         std::fs::write(&file, "0").unwrap();
@@ -203,7 +211,8 @@ async fn four_of_ours_and_four_of_theirs_count_exactly() {
         assert_eq!(std::fs::read_to_string(&file).unwrap(), (8 * EACH).to_string());
         held.sort_unstable();
         assert!(held.windows(2).all(|pair| pair[0].1 <= pair[1].0), "held by two at once: {held:?}");
-    }
+    })
+    .await;
 }
 
 /// Reads the number and then writes it. Returns the times before and after.

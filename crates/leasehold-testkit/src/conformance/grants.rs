@@ -1,5 +1,6 @@
 //! Grants of locks, and what they show to other claimants.
 
+use futures_util::future::join_all;
 use leasehold::HolderInfo;
 use leasehold::lease::Released;
 
@@ -18,27 +19,28 @@ pub async fn a_free_lock_is_granted_and_granted_again_after_its_release(harness:
     assert_eq!(two.release(&mut third).await, Released::Released);
 }
 
-/// A second claimant, on the same client or on another, is refused and sees the holder and the token.
+/// A second claimant, on the same client or on another, is refused and sees the token and the holder, with the value that
+/// it advertises. A renewal changes neither.
 pub async fn a_second_claimant_sees_the_holder(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
-    let mut grant = one.granted(&lock, LONG).await;
-    for client in [&one, &two] {
+    let mut claim = one.claim(&lock, LONG);
+    claim.holder.value = Some("http://one.example".to_owned());
+    let mut grant = one.granted_to(&claim).await;
+    for client in [&one, &two, &one, &two] {
         let held: HolderInfo = client.refused(&lock).await;
-        assert_eq!(held.holder.as_ref(), Some(one.who()));
+        assert_eq!(held.holder.as_ref(), Some(&claim.holder));
         assert_eq!(held.token, Some(grant.token));
         assert!(!held.in_cooldown && held.foreign.is_none(), "{held:?}");
+        one.renewed(&mut grant).await;
     }
-    one.renewed(&mut grant).await;
 }
 
 /// Locks with different names are independent, even if one name is a prefix of the other.
 pub async fn locks_of_different_names_are_independent(harness: &dyn Harness) {
     let client = Client::open(harness, "one").await;
-    let mut grants = Vec::new();
-    for lock in ["a", "a/b", "a/b/c", "ab", "b"] {
-        grants.push(client.granted(&name(lock), LONG).await);
-    }
+    let locks = ["a", "a/b", "a/b/c", "ab", "b"].map(name);
+    let mut grants = join_all(locks.iter().map(|lock| client.granted(lock, LONG))).await;
     assert_eq!(client.release(&mut grants[0]).await, Released::Released);
     for grant in &mut grants[1..] {
         client.renewed(grant).await;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use futures_util::future::join_all;
 use futures_util::{StreamExt, TryStreamExt};
 use leasehold::LockName;
 
@@ -49,10 +50,11 @@ pub async fn names_with_odd_characters_are_listed_as_they_are(harness: &dyn Harn
     let long = format!("{}x", "üüüüüüü/".repeat(LockName::MAX_BYTES / 15));
     assert_eq!(long.len(), LockName::MAX_BYTES);
     let names: Vec<&str> = ODD.iter().copied().chain([long.as_str()]).collect();
-    for odd in &names {
+    join_all(names.iter().map(async |odd| {
         let grant = one.granted(&name(odd), LONG).await;
         two.assert_held_by(&name(odd), &grant).await;
-    }
+    }))
+    .await;
     assert_eq!(listed(&two, "").await, set(&names));
 }
 
@@ -62,9 +64,7 @@ pub async fn names_that_look_alike_are_different_locks(harness: &dyn Harness) {
     const ALIKE: &[&str] =
         &["a", "A", "a.lock", "a/b", "a%2Fb", "a%252Fb", "a b", "a+b", "a%20b", "é", "e\u{301}", "a ", "a."];
     let one = Client::open(harness, "one").await;
-    for alike in ALIKE {
-        one.granted(&name(alike), LONG).await;
-    }
+    join_all(ALIKE.iter().map(async |alike| drop(one.granted(&name(alike), LONG).await))).await;
     assert_eq!(listed(&one, "").await, set(ALIKE));
 }
 
@@ -72,13 +72,14 @@ pub async fn names_that_look_alike_are_different_locks(harness: &dyn Harness) {
 pub async fn listing_goes_by_prefix(harness: &dyn Harness) {
     let client = Client::open(harness, "one").await;
     assert_eq!(listed(&client, "").await, set(&[]));
-    for lock in ["a", "a/b", "a/b/c", "ab", "b", "a%", "ä/x"] {
+    let grants = ["a", "a/b", "a/b/c", "ab", "b", "a%", "ä/x"].map(async |lock| {
         let mut grant = client.granted(&name(lock), LONG).await;
         // A lock whose record remains after its release is still listed.
         if lock == "ab" && client.store.capabilities().history {
             client.release(&mut grant).await;
         }
-    }
+    });
+    join_all(grants).await;
     assert_eq!(listed(&client, "").await, set(&["a", "a/b", "a/b/c", "ab", "b", "a%", "ä/x"]));
     assert_eq!(listed(&client, "a").await, set(&["a", "a/b", "a/b/c", "ab", "a%"]));
     assert_eq!(listed(&client, "a/").await, set(&["a/b", "a/b/c"]));

@@ -33,21 +33,15 @@ impl TestStore for Memory {
     }
 
     fn storages(&self) -> &'static [Storage] {
-        const {
-            &[
-                Storage::local("memory", Kind::Alone),
-                Storage::local("memory_existence", Kind::Alone).with("protocol=existence"),
-            ]
-        }
+        const { &[Storage::local("memory", Kind::Alone)] }
     }
 
     fn fresh_url(&self, _storage: &Storage, _folder: &Path) -> String {
         "mem:".to_owned()
     }
 
-    fn harness(&'static self, storage: &'static Storage) -> Box<dyn Harness> {
-        let memory = on(Env::system());
-        Box::new(if storage.options.is_empty() { memory } else { memory.by_existence() })
+    fn harness(&'static self, _storage: &'static Storage) -> Box<dyn Harness> {
+        Box::new(on(Env::system()))
     }
 
     async fn delete_record(&self, url: &str, _name: &LockName) {

@@ -65,7 +65,7 @@ impl TestStore for Redis {
         const {
             &[
                 Storage::at("redis", Server::REDIS, Kind::Shared),
-                Storage::at("redis_valkey", Server::VALKEY, Kind::Shared),
+                Storage::at("redis_valkey", Server::VALKEY, Kind::Alone),
             ]
         }
     }

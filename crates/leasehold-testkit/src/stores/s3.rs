@@ -57,10 +57,6 @@ impl TestStore for S3 {
                 Storage::at("s3_minio", Server::MINIO, Kind::Http),
                 // This server handles one request at a time, so requests queue.
                 Storage::at("s3_moto", Server::MOTO, Kind::Serial).with_ttl(Duration::from_secs(8)),
-                // The existence protocol has no tokens.
-                Storage::at("s3_moto_existence", Server::MOTO, Kind::Alone)
-                    .with("protocol=existence")
-                    .with_ttl(Duration::from_secs(8)),
             ]
         }
     }

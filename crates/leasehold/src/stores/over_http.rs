@@ -13,6 +13,8 @@ pub(super) mod https;
 #[cfg(test)]
 pub(super) mod scripted;
 pub(super) mod transport;
+#[cfg(all(test, any(feature = "dynamodb", feature = "gcs", feature = "s3")))]
+pub(super) mod wire_rules;
 
 use std::time::Duration;
 

@@ -8,7 +8,8 @@ use aws_config::profile::ProfileFileCredentialsProvider;
 use aws_config::profile::profile_file::{ProfileFileKind, ProfileFiles};
 use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_credential_types::Credentials;
-use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider};
+use aws_credential_types::provider::error::CredentialsError;
+use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider, future};
 
 use super::access::Access;
 use super::config::providers;
@@ -20,11 +21,26 @@ pub(in crate::stores) fn test_credentials() -> StoreCredentials {
 }
 
 /// Returns credentials that always come from `provider`.
-pub(in crate::stores) fn from_provider(provider: impl ProvideCredentials + 'static) -> StoreCredentials {
+fn from_provider(provider: impl ProvideCredentials + 'static) -> StoreCredentials {
     let provider = SharedCredentialsProvider::new(provider);
     let again = provider.clone();
     let source: Source = Arc::new(move || Box::pin(std::future::ready(Ok(again.clone()))));
     StoreCredentials::new(Some(provider), source, Env::system())
+}
+
+/// Returns credentials of a machine that has none.
+pub(in crate::stores) fn no_credentials() -> StoreCredentials {
+    #[derive(Debug)]
+    struct NoCredentials;
+    impl ProvideCredentials for NoCredentials {
+        fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
+        where
+            Self: 'a,
+        {
+            future::ProvideCredentials::ready(Err(CredentialsError::not_loaded("no profile")))
+        }
+    }
+    from_provider(NoCredentials)
 }
 
 /// Returns credentials of the machine's file at `path`, read as the store reads them.

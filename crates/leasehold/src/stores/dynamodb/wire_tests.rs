@@ -7,7 +7,6 @@ mod table;
 
 use std::sync::Mutex;
 
-use aws_credential_types::provider::error::CredentialsError;
 use futures_util::TryStreamExt;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -17,11 +16,11 @@ use super::*;
 use crate::lease::{Claim, Holder, Id, Ttl};
 use crate::stores::aws::config::careful;
 use crate::stores::aws::credentials::StoreCredentials;
-use crate::stores::aws::wire::{from_provider, in_file, machine, test_credentials, write_token};
+use crate::stores::aws::wire::{in_file, machine, no_credentials, test_credentials, write_token};
 use crate::stores::over_http::scripted::{Reply, Seen, Server, answer};
+use crate::stores::over_http::wire_rules::{self, Row};
 
 const DATE: &str = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
-const DATE_US: u64 = 784_111_777_000_000;
 
 /// Returns a store that has already described its table.
 fn store(endpoint: &str, credentials: StoreCredentials) -> DynamoDb {
@@ -47,8 +46,16 @@ fn opened_in(env: Env, url: &str, endpoint: Option<&str>, credentials: StoreCred
 
 impl Server {
     fn store(&self) -> DynamoDb {
-        store(&self.url, test_credentials())
+        at(&self.url)
     }
+}
+
+fn at(url: &str) -> DynamoDb {
+    store(url, test_credentials())
+}
+
+async fn written_at(url: &str) -> StoreError {
+    write(&at(url)).await.unwrap_err()
 }
 
 impl Seen {
@@ -252,8 +259,7 @@ async fn a_conflict_returns_the_stored_item() {
 
 #[tokio::test]
 async fn no_error_is_retried_inside_the_client() {
-    type Row = (&'static str, &'static str, &'static str, bool, ErrorKind, Option<u64>);
-    let rows: [Row; 8] = [
+    let rows: &[Row] = &[
         ("400 X", "", "ProvisionedThroughputExceededException", false, ErrorKind::Unavailable, None),
         ("400 X", "Retry-After: 7\r\n", "ThrottlingException", false, ErrorKind::Unavailable, Some(7)),
         ("400 X", "", "RequestLimitExceeded", false, ErrorKind::Unavailable, None),
@@ -263,44 +269,15 @@ async fn no_error_is_retried_inside_the_client() {
         ("400 X", "", "AccessDeniedException", false, ErrorKind::Denied, None),
         ("400 X", "", "ResourceNotFoundException", false, ErrorKind::Invalid, None),
     ];
-    for (status, headers, code, maybe, kind, wait) in rows {
-        let server = Server::always(refused(status, headers, code)).await;
-        let store = server.store();
-        for error in
-            [write(&store).await.unwrap_err(), store.claim(&x(), &record(), 1, false).await.unwrap_err()]
-        {
-            assert_eq!(matches!(error, StoreError::MaybeApplied(_)), maybe, "{error:?}");
-            assert_eq!(
-                (error.fault().kind, error.fault().retry_after),
-                (kind, wait.map(Duration::from_secs))
-            );
-            assert!(error.to_string().contains(code), "{error:?}");
-        }
-        assert_eq!(server.requests().len(), 2, "{code}");
-    }
+    let claimed = async |url: &str| at(url).claim(&x(), &record(), 1, false).await.unwrap_err();
+    wire_rules::no_error_is_retried_inside_the_client(refused, rows, written_at).await;
+    wire_rules::no_error_is_retried_inside_the_client(refused, rows, claimed).await;
 }
 
 #[tokio::test]
 async fn only_a_write_that_was_sent_can_have_an_unknown_effect() {
-    let server = Server::start(|_| Reply::Hang).await;
-    let store = server.store();
-    let error = write(&store).await.unwrap_err();
-    assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
-    assert_eq!(server.requests().len(), 1, "neither the SDK nor its HTTP client sends it again");
-    let error = store.read(&x()).await.unwrap_err();
-    assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
-
-    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let error = write(&self::store(&format!("http://{closed}"), test_credentials())).await.unwrap_err();
-    assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
-    assert!(error.to_string().contains(&closed.to_string()), "{error:?}");
-}
-
-#[tokio::test]
-async fn a_silent_store_is_given_up() {
-    let server = Server::start(|_| Reply::Silence).await;
-    let error = write(&server.store()).await.unwrap_err();
-    assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
+    let read = async |url: &str| at(url).read(&x()).await.unwrap_err();
+    wire_rules::only_a_write_that_was_sent_can_have_an_unknown_effect(written_at, read).await;
 }
 
 #[tokio::test]
@@ -311,7 +288,7 @@ async fn only_responses_of_the_store_show_its_time() {
         answer(status, &format!("{DATE}Content-Type: text/html\r\n{headers}"), "<html>Bad Gateway</html>")
     };
     let json = "Content-Type: application/json\r\n";
-    for (reply, tells) in [
+    let rows = [
         (dated(ok(&json!({}))), true),
         (dated(conflict(&json!({}))), true),
         (dated(refused("500 X", "", "InternalServerError")), true),
@@ -320,21 +297,15 @@ async fn only_responses_of_the_store_show_its_time() {
         (page("503 Service Unavailable", ""), false),
         (page("200 OK", ""), false),
         (answer("503 X", &format!("{DATE}{json}"), "{\"code\":\"busy\"}"), false),
-    ] {
-        let server = Server::always(reply.clone()).await;
-        let store = server.store();
-        assert_eq!(store.store_time(), None);
+        (ok(&json!({})), false),
+    ];
+    wire_rules::only_responses_of_the_store_show_its_time(rows, async |url| {
+        let store = at(url);
+        let before = store.store_time();
         drop(write(&store).await);
-        let time = store.store_time();
-        assert_eq!(time.is_some(), tells, "{reply}");
-        if let Some(time) = time {
-            assert!(time.lo_us >= DATE_US && time.hi_us >= time.lo_us + 1_000_000, "{time:?}");
-        }
-    }
-    let server = Server::always(ok(&json!({}))).await;
-    let store = server.store();
-    drop(write(&store).await);
-    assert_eq!(store.store_time(), None);
+        [before, store.store_time()]
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -407,40 +378,21 @@ async fn listings_are_read_page_by_page() {
     let last = json!({"key": {"S": "pre/fix/a"}});
     let first = json!({"Items": keys(&["pre/fix/a", "pre/fix/no//lock"]), "LastEvaluatedKey": last});
     let second = json!({"Items": keys(&["pre/fix/b/c"])});
-    let endless = first.clone();
-    let pages = move |seen: &Seen| {
-        Reply::Answer(ok(if seen.json().get("ExclusiveStartKey").is_some() { &second } else { &first }))
-    };
     let refusal = refused("400 Bad Request", "", "ProvisionedThroughputExceededException");
-    let unsteady = Server::unsteady(refusal, pages.clone()).await;
-    for (server, requests) in [(Server::start(pages).await, 2), (unsteady, 4)] {
-        let names: Vec<LockName> = server.store().list("").try_collect().await.unwrap();
-        assert_eq!(names.iter().map(LockName::as_str).collect::<Vec<_>>(), ["a", "b/c"]);
-        assert_eq!(server.requests().len(), requests);
-    }
-
-    let endless = Server::always(ok(&endless)).await;
-    let error = endless.store().list("").try_collect::<Vec<_>>().await.unwrap_err();
-    assert_eq!(error.fault().kind, ErrorKind::Corrupt, "{error:?}");
-    assert_eq!(endless.requests().len(), 2);
+    wire_rules::listings_are_read_page_by_page(
+        [ok(&first), ok(&second)],
+        |seen| seen.json().get("ExclusiveStartKey").is_some(),
+        refusal,
+        ["a", "b/c"],
+        async |url| at(url).list("").map_ok(|name| name.to_string()).try_collect().await,
+    )
+    .await;
 }
 
 #[tokio::test]
 async fn without_credentials_nothing_is_sent() {
-    #[derive(Debug)]
-    struct NoCredentials;
-    impl aws_credential_types::provider::ProvideCredentials for NoCredentials {
-        fn provide_credentials<'a>(&'a self) -> aws_credential_types::provider::future::ProvideCredentials<'a>
-        where
-            Self: 'a,
-        {
-            aws_credential_types::provider::future::ProvideCredentials::ready(Err(
-                CredentialsError::not_loaded("no profile"),
-            ))
-        }
-    }
     let server = Server::always("").await;
-    let error = write(&store(&server.url, from_provider(NoCredentials))).await.unwrap_err();
+    let error = write(&store(&server.url, no_credentials())).await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)), "{error:?}");
     assert_eq!(error.fault().kind, ErrorKind::Denied, "{error:?}");
     assert!(error.to_string().contains("no profile"), "{error:?}");

@@ -20,9 +20,9 @@ use crate::register::MAX_VALUE_BYTES;
 use crate::stores::buckets::Protocol;
 use crate::stores::over_http::scripted::{Reply, Seen, Server, answer};
 use crate::stores::over_http::transport::Transport;
+use crate::stores::over_http::wire_rules::{self, Row};
 
 const DATE: &str = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
-const DATE_US: u64 = 784_111_777_000_000;
 const GENERATION: &str = "X-Goog-Generation: 1795234395579324\r\n";
 
 fn register_at(endpoint: &str, source: Source) -> GcsRegister {
@@ -36,8 +36,16 @@ fn register_at(endpoint: &str, source: Source) -> GcsRegister {
     GcsRegister::new(location, Contents::Records, Env::system()).unwrap()
 }
 
+fn at(url: &str) -> GcsRegister {
+    register_at(url, Source::Anonymous)
+}
+
 fn register(server: &Server) -> GcsRegister {
-    register_at(&server.url, Source::Anonymous)
+    at(&server.url)
+}
+
+async fn written_at(url: &str) -> StoreError {
+    at(url).write("x.lock", Precondition::Absent, value().into()).await.unwrap_err()
 }
 
 fn refused(status: &str, headers: &str, reason: &str) -> String {
@@ -122,8 +130,7 @@ async fn every_operation_is_one_request_with_its_preconditions() {
 
 #[tokio::test]
 async fn no_error_is_retried_inside_the_client() {
-    type Row = (&'static str, &'static str, &'static str, bool, ErrorKind, Option<u64>);
-    let rows: [Row; 6] = [
+    let rows: &[Row] = &[
         ("429 X", "Retry-After: 7\r\n", "rateLimitExceeded", false, ErrorKind::Unavailable, Some(7)),
         ("503 X", "Retry-After: 7\r\n", "backendError", true, ErrorKind::Unavailable, Some(7)),
         ("500 X", "", "internalError", true, ErrorKind::Unavailable, None),
@@ -131,15 +138,7 @@ async fn no_error_is_retried_inside_the_client() {
         ("308 X", "Location: /elsewhere\r\n", "", false, ErrorKind::Invalid, None),
         ("307 X", "Location: /elsewhere\r\n", "", false, ErrorKind::Invalid, None),
     ];
-    for (status, headers, reason, maybe, kind, wait) in rows {
-        let server = Server::always(refused(status, headers, reason)).await;
-        let error =
-            register(&server).write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
-        assert_eq!(matches!(error, StoreError::MaybeApplied(_)), maybe, "{error:?}");
-        assert_eq!((error.fault().kind, error.fault().retry_after), (kind, wait.map(Duration::from_secs)));
-        assert!(error.to_string().contains(reason), "{error:?}");
-        assert_eq!(server.requests().len(), 1, "{status}");
-    }
+    wire_rules::no_error_is_retried_inside_the_client(refused, rows, written_at).await;
 }
 
 #[tokio::test]
@@ -170,29 +169,10 @@ async fn conflicts_and_missing_objects_are_not_errors() {
 
 #[tokio::test]
 async fn only_a_write_that_was_sent_can_have_an_unknown_effect() {
+    let read = async |url: &str| at(url).read("x.lock").await.unwrap_err();
+    wire_rules::only_a_write_that_was_sent_can_have_an_unknown_effect(written_at, read).await;
     let server = Server::start(|_| Reply::Hang).await;
-    let hung = register(&server);
-    let error = hung.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
-    assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
-    assert_eq!(server.requests().len(), 1, "neither the client nor its connections send it again");
-    let error = hung.delete("x.lock", &v1()).await.unwrap_err();
-    assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
-    let error = hung.read("x.lock").await.unwrap_err();
-    assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
-
-    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    for endpoint in [format!("http://{closed}"), "http://no-such-host.invalid".to_owned()] {
-        let register = register_at(&endpoint, Source::Anonymous);
-        let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
-        assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
-        assert!(error.to_string().contains(&endpoint), "{error:?}");
-    }
-}
-
-#[tokio::test]
-async fn a_silent_store_is_given_up() {
-    let server = Server::start(|_| Reply::Silence).await;
-    let error = register(&server).write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
+    let error = register(&server).delete("x.lock", &v1()).await.unwrap_err();
     assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
 }
 
@@ -213,7 +193,7 @@ async fn only_responses_of_the_store_show_its_time() {
         answer(status, &format!("{DATE}Content-Type: text/html\r\n{headers}"), "<html>Bad Gateway</html>")
     };
     let upload = "X-GUploader-UploadID: ABPtcPo\r\n";
-    for (reply, dated) in [
+    let rows = [
         (ok(DATE), true),
         (answer("200 OK", &format!("{DATE}Content-Type: application/json; charset=UTF-8\r\n"), "{}"), true),
         (answer("404 X", &format!("{DATE}{upload}"), "No such object: bucket/x.lock"), true),
@@ -235,17 +215,14 @@ async fn only_responses_of_the_store_show_its_time() {
         (ok(""), false),
         (ok(&format!("{DATE}Age: 3\r\n")), false),
         (ok("Date: today\r\n"), false),
-    ] {
-        let server = Server::always(reply.clone()).await;
-        let register = register(&server);
-        assert_eq!(register.store_time(), None);
+    ];
+    wire_rules::only_responses_of_the_store_show_its_time(rows, async |url| {
+        let register = at(url);
+        let before = register.store_time();
         drop(register.read("x.lock").await);
-        let time = register.store_time();
-        assert_eq!(time.is_some(), dated, "{reply}");
-        if let Some(time) = time {
-            assert!(time.lo_us >= DATE_US && time.hi_us >= time.lo_us + 1_000_000, "{time:?}");
-        }
-    }
+        [before, register.store_time()]
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -322,22 +299,16 @@ async fn listings_are_read_page_by_page() {
         );
         answer("200 OK", "", &body)
     };
-    let truncated = ",\"nextPageToken\":\"t1\"";
-    let (first, last) = (page("a%20b.lock", truncated), page("c.lock", ""));
-    let pages = move |seen: &Seen| {
-        Reply::Answer(if seen.line.contains("pageToken=t1") { last.clone() } else { first.clone() })
-    };
-    let unsteady =
-        Server::unsteady(refused("429 Too Many Requests", "", "rateLimitExceeded"), pages.clone()).await;
-    for (server, requests) in [(Server::start(pages).await, 2), (unsteady, 4)] {
-        assert_eq!(register(&server).list("").try_collect::<Vec<_>>().await.unwrap(), ["a b.lock", "c.lock"]);
-        assert_eq!(server.requests().len(), requests);
-    }
-
-    let endless = Server::always(page("a.lock", truncated)).await;
-    let error = register(&endless).list("").try_collect::<Vec<_>>().await.unwrap_err();
-    assert_eq!(error.fault().kind, ErrorKind::Corrupt, "{error:?}");
-    assert_eq!(endless.requests().len(), 2);
+    let pages = [page("a%20b.lock", ",\"nextPageToken\":\"t1\""), page("c.lock", "")];
+    let refusal = refused("429 Too Many Requests", "", "rateLimitExceeded");
+    wire_rules::listings_are_read_page_by_page(
+        pages,
+        |seen| seen.line.contains("pageToken=t1"),
+        refusal,
+        ["a b.lock", "c.lock"],
+        async |url| at(url).list("").try_collect().await,
+    )
+    .await;
 }
 
 /// Starts a GCS server that ignores preconditions and accepts every write and every delete.

@@ -11,7 +11,6 @@ mod options;
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use aws_credential_types::provider::error::CredentialsError;
 use bytes::Bytes;
 use futures_util::TryStreamExt;
 use tokio::net::TcpListener;
@@ -21,16 +20,24 @@ use crate::proof::{probe, probe_deletes};
 use crate::register::{MAX_VALUE_BYTES, Metadata};
 use crate::stores::aws::config::careful;
 use crate::stores::aws::credentials::StoreCredentials;
-use crate::stores::aws::wire::{from_provider, in_file, machine, test_credentials, write_token};
+use crate::stores::aws::wire::{in_file, machine, no_credentials, test_credentials, write_token};
 use crate::stores::over_http::scripted::{Reply, Seen, Server, answer};
+use crate::stores::over_http::wire_rules::{self, Row};
 
 const DATE: &str = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
-const DATE_US: u64 = 784_111_777_000_000;
 
 impl Server {
     fn register(&self) -> S3Register {
-        register(&self.url, test_credentials())
+        at(&self.url)
     }
+}
+
+fn at(url: &str) -> S3Register {
+    register(url, test_credentials())
+}
+
+async fn written_at(url: &str) -> StoreError {
+    at(url).write("x.lock", Precondition::Absent, value().into()).await.unwrap_err()
 }
 
 fn register(endpoint: &str, credentials: StoreCredentials) -> S3Register {
@@ -104,23 +111,14 @@ async fn every_operation_is_one_request_with_its_preconditions() {
 
 #[tokio::test]
 async fn no_error_is_retried_inside_the_client() {
-    type Row = (&'static str, &'static str, &'static str, bool, ErrorKind, Option<u64>);
-    let rows: [Row; 5] = [
+    let rows: &[Row] = &[
         ("409 Conflict", "", "ConditionalRequestConflict", false, ErrorKind::Unavailable, None),
         ("503 Slow Down", "Retry-After: 7\r\n", "SlowDown", false, ErrorKind::Unavailable, Some(7)),
         ("500 Internal Server Error", "", "InternalError", true, ErrorKind::Unavailable, None),
         ("403 Forbidden", "", "AccessDenied", false, ErrorKind::Denied, None),
         ("501 Not Implemented", "", "NotImplemented", false, ErrorKind::Unsupported, None),
     ];
-    for (status, headers, code, maybe, kind, wait) in rows {
-        let server = Server::always(refused(status, headers, code)).await;
-        let error =
-            server.register().write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
-        assert_eq!(matches!(error, StoreError::MaybeApplied(_)), maybe, "{error:?}");
-        assert_eq!((error.fault().kind, error.fault().retry_after), (kind, wait.map(Duration::from_secs)));
-        assert!(error.to_string().contains(code), "{error:?}");
-        assert_eq!(server.requests().len(), 1, "{status}");
-    }
+    wire_rules::no_error_is_retried_inside_the_client(refused, rows, written_at).await;
 }
 
 #[tokio::test]
@@ -142,31 +140,8 @@ async fn conflicts_and_missing_objects_are_not_errors() {
 
 #[tokio::test]
 async fn only_a_write_that_was_sent_can_have_an_unknown_effect() {
-    let server = Server::start(|_| Reply::Hang).await;
-    let register = server.register();
-    let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
-    assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
-    assert_eq!(server.requests().len(), 1, "neither the SDK nor its HTTP client sends it again");
-    let error = register.read("x.lock").await.unwrap_err();
-    assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
-
-    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let register = self::register(&format!("http://{closed}"), test_credentials());
-    let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
-    assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
-    assert!(error.to_string().contains(&closed.to_string()), "{error:?}");
-
-    let register = self::register("http://no-such-host.invalid", test_credentials());
-    let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
-    assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
-    assert!(error.to_string().contains("no-such-host.invalid"), "{error:?}");
-}
-
-#[tokio::test]
-async fn a_silent_store_is_given_up() {
-    let server = Server::start(|_| Reply::Silence).await;
-    let error = server.register().write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
-    assert!(matches!(error, StoreError::MaybeApplied(_)) && error.is_transient(), "{error:?}");
+    let read = async |url: &str| at(url).read("x.lock").await.unwrap_err();
+    wire_rules::only_a_write_that_was_sent_can_have_an_unknown_effect(written_at, read).await;
 }
 
 #[tokio::test]
@@ -190,7 +165,7 @@ async fn only_responses_of_the_store_show_its_time() {
     let aged = format!("{DATE}Age: 3\r\n");
     let id = format!("{DATE}x-amz-request-id: 4442587FB7D0A2F9\r\n");
     let xml = format!("{DATE}Content-Type: application/xml\r\n");
-    for (reply, dated) in [
+    let rows = [
         (ok(DATE), true),
         (answer("200 OK", &id, ""), true),
         (refused("404 Not Found", &id, "NoSuchKey"), true),
@@ -208,17 +183,14 @@ async fn only_responses_of_the_store_show_its_time() {
         (ok(""), false),
         (ok(&aged), false),
         (ok("Date: today\r\n"), false),
-    ] {
-        let server = Server::always(reply.clone()).await;
-        let register = server.register();
-        assert_eq!(register.store_time(), None);
+    ];
+    wire_rules::only_responses_of_the_store_show_its_time(rows, async |url| {
+        let register = at(url);
+        let before = register.store_time();
         drop(register.read("x.lock").await);
-        let time = register.store_time();
-        assert_eq!(time.is_some(), dated, "{reply}");
-        if let Some(time) = time {
-            assert!(time.lo_us >= DATE_US && time.hi_us >= time.lo_us + 1_000_000, "{time:?}");
-        }
-    }
+        [before, register.store_time()]
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -303,21 +275,16 @@ async fn listings_are_read_page_by_page() {
         answer("200 OK", "", &format!("<ListBucketResult>{keys}{more}</ListBucketResult>"))
     };
     let truncated = "<IsTruncated>true</IsTruncated><NextContinuationToken>t1</NextContinuationToken>";
-    let (first, last) = (page("a%20b.lock", truncated), page("c.lock", "<IsTruncated>false</IsTruncated>"));
-    let pages = move |seen: &Seen| {
-        Reply::Answer(if seen.line.contains("continuation-token=t1") { last.clone() } else { first.clone() })
-    };
-    let unsteady =
-        Server::unsteady(refused("500 Internal Server Error", "", "InternalError"), pages.clone()).await;
-    for (server, requests) in [(Server::start(pages).await, 2), (unsteady, 4)] {
-        assert_eq!(server.register().list("").try_collect::<Vec<_>>().await.unwrap(), ["a b.lock", "c.lock"]);
-        assert_eq!(server.requests().len(), requests);
-    }
-
-    let endless = Server::always(page("a.lock", truncated)).await;
-    let error = endless.register().list("").try_collect::<Vec<_>>().await.unwrap_err();
-    assert_eq!(error.fault().kind, ErrorKind::Corrupt, "{error:?}");
-    assert_eq!(endless.requests().len(), 2);
+    let pages = [page("a%20b.lock", truncated), page("c.lock", "<IsTruncated>false</IsTruncated>")];
+    let refusal = refused("500 Internal Server Error", "", "InternalError");
+    wire_rules::listings_are_read_page_by_page(
+        pages,
+        |seen| seen.line.contains("continuation-token=t1"),
+        refusal,
+        ["a b.lock", "c.lock"],
+        async |url| at(url).list("").try_collect().await,
+    )
+    .await;
 }
 
 /// Starts an S3 server that ignores preconditions and accepts every write and every delete.
@@ -363,20 +330,8 @@ async fn a_store_ignoring_conditions_is_refused_and_no_lock_deleted() {
 
 #[tokio::test]
 async fn without_credentials_nothing_is_sent() {
-    #[derive(Debug)]
-    struct NoCredentials;
-    impl aws_credential_types::provider::ProvideCredentials for NoCredentials {
-        fn provide_credentials<'a>(&'a self) -> aws_credential_types::provider::future::ProvideCredentials<'a>
-        where
-            Self: 'a,
-        {
-            aws_credential_types::provider::future::ProvideCredentials::ready(Err(
-                CredentialsError::not_loaded("no profile"),
-            ))
-        }
-    }
     let server = Server::always("").await;
-    let register = register(&server.url, from_provider(NoCredentials));
+    let register = register(&server.url, no_credentials());
     let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)), "{error:?}");
     assert_eq!(error.fault().kind, ErrorKind::Denied, "{error:?}");
