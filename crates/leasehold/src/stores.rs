@@ -39,7 +39,11 @@ pub mod http;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 pub mod memory;
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+#[cfg_attr(
+    not(any(feature = "postgres", feature = "redis")),
+    allow(dead_code, reason = "only connections to servers end when they are unused")
+)]
 mod notifications;
 #[cfg(feature = "postgres")]
 mod on_server;
@@ -61,6 +65,7 @@ mod over_http;
     feature = "kubernetes",
     feature = "redis",
     feature = "s3",
+    feature = "sqlite",
     fuzzing
 ))]
 mod pages;

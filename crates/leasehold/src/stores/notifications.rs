@@ -50,11 +50,11 @@ impl Calls {
         Call { calls: self.clone(), key, called }
     }
 
-    /// Calls the claim whose id begins with `key`, if it waits here.
-    pub(super) fn call(&self, key: &str) {
-        if let Some(called) = self.waiting().claims.get(key) {
-            called.notify_one();
-        }
+    /// Calls the claim whose id begins as `claim` does, if it waits here. Returns whether it does.
+    pub(super) fn call(&self, claim: &str) -> bool {
+        let waiting = self.waiting();
+        let called = claim.get(..CALLED_BY).and_then(|key| waiting.claims.get(key));
+        called.map(|called| called.notify_one()).is_some()
     }
 
     /// Calls all claims, because earlier calls may have been missed.
