@@ -155,12 +155,13 @@ impl SqliteLeases {
         };
         let detached =
             self.change(&grant.name, STORE_TIMEOUT, Purpose::Release, Durability::System, step).await?;
+        if let Err(reason) = detached {
+            let loss = Loss::new(grant.name.clone(), token, reason);
+            return Err(Fault::new(ErrorKind::Lost, loss.to_string()).not_applied());
+        }
         // From now on any process with the ticket may renew the grant.
         grant.memo = None;
-        detached.map_err(|reason| {
-            let loss = Loss::new(grant.name.clone(), token, reason);
-            Fault::new(ErrorKind::Lost, loss.to_string()).not_applied()
-        })
+        Ok(())
     }
 
     /// Returns `grant`. If its deadline has already passed, releases it and returns a loss instead.
