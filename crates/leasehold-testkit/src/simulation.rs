@@ -112,6 +112,10 @@ pub struct History {
     pub stood_still: usize,
     /// How often the copy of a holder renewed.
     pub copied: usize,
+    /// Failovers of the server.
+    pub failovers: usize,
+    /// How often another client took the lock of the server.
+    pub taken: usize,
     /// Runs of jobs that the store has recorded.
     pub runs: usize,
     /// Jobs that were skipped because they had already run.
@@ -142,6 +146,8 @@ impl Sum for History {
             restarts: sum.restarts + history.restarts,
             stood_still: sum.stood_still + history.stood_still,
             copied: sum.copied + history.copied,
+            failovers: sum.failovers + history.failovers,
+            taken: sum.taken + history.taken,
             runs: sum.runs + history.runs,
             already_ran: sum.already_ran + history.already_ran,
             leaders_seen: sum.leaders_seen + history.leaders_seen,

@@ -27,6 +27,8 @@ mod budget_dynamodb;
 mod budget_etcd;
 #[cfg(feature = "gcs")]
 mod budget_gcs;
+#[cfg(feature = "redis")]
+mod budget_redis;
 #[cfg_attr(
     not(feature = "chaos"),
     allow(dead_code, unused_macros, reason = "no store may have requests to count")

@@ -81,6 +81,50 @@ async fn the_key_of_another_client_ends_a_grant_and_stays() {
 }
 
 #[tokio::test]
+async fn a_lapsed_grant_is_not_renewed_and_its_late_claim_not_granted() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    let mut old_claim = claim(&*store);
+    old_claim.repeatable = true;
+    let mut old = granted_to(&*store, &old_claim).await;
+    move_end(fresh.url(), -3_600_000_000).await;
+    redis(fresh.url(), &["DEL", "LOCK"]).await;
+    assert!(matches!(store.renew(&mut old).await.unwrap(), Renewal::Lost(_)));
+    let outcome = store.try_acquire(&old_claim).await.unwrap();
+    assert!(matches!(outcome, AcquireOutcome::Lost(_)), "{outcome:?}");
+    let mut new = granted(&*store).await;
+    assert!(new.token > old.token);
+    assert!(matches!(store.renew(&mut old).await.unwrap(), Renewal::Lost(_)));
+    assert_eq!(store.release(&mut old, None).await.unwrap(), Released::AlreadyLost);
+    assert!(matches!(store.renew(&mut new).await.unwrap(), Renewal::Renewed));
+    store.release(&mut new, None).await.unwrap();
+    for ended in [&old_claim, &old_claim] {
+        let outcome = store.try_acquire(ended).await.unwrap();
+        assert!(matches!(outcome, AcquireOutcome::Lost(_)), "by its id in the history: {outcome:?}");
+    }
+}
+
+/// Another client does not add leasehold's grants to the history.
+#[tokio::test]
+async fn a_lapsed_claim_is_not_granted_after_another_client() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    let mut old_claim = claim(&*store);
+    old_claim.repeatable = true;
+    granted_to(&*store, &old_claim).await;
+    move_end(fresh.url(), -3_600_000_000).await;
+    redis(fresh.url(), &["SET", "LOCK", "theirs"]).await;
+    let outcome = store.try_acquire(&old_claim).await.unwrap();
+    assert!(matches!(outcome, AcquireOutcome::Held(_)), "held by another client: {outcome:?}");
+    redis(fresh.url(), &["DEL", "LOCK"]).await;
+    let outcome = store.try_acquire(&old_claim).await.unwrap();
+    assert!(matches!(outcome, AcquireOutcome::Lost(_)), "freed by another client: {outcome:?}");
+    granted(&*store).await;
+    let outcome = store.try_acquire(&old_claim).await.unwrap();
+    assert!(matches!(outcome, AcquireOutcome::Lost(_)), "by its id in the history: {outcome:?}");
+}
+
+#[tokio::test]
 async fn the_history_says_who_evicted_a_holder_and_why() {
     let fresh = fresh();
     let store = open(fresh.url()).await;
@@ -193,7 +237,7 @@ async fn a_holder_continues_after_the_server_lost_its_renewal() {
     }
     assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Renewed));
     let record = redis(fresh.url(), &["HGET", "RECORD", "record"]).await;
-    assert!(record.contains("\"beat\":2"), "above the one that was lost: {record}");
+    assert!(record.contains("\"beat\":1"), "like the one that was lost: {record}");
 }
 
 #[tokio::test]
@@ -275,6 +319,8 @@ async fn waiters_are_granted_the_lock_in_the_order_of_joining() {
     let told = asked(&c).await.unwrap_err();
     assert_eq!((told.ahead, told.waiter_ahead.as_ref().unwrap().name.as_str()), (Some(1), "b"));
     b.0.release(&mut withdrawn, None).await.unwrap();
+    let told = asked(&c).await.unwrap_err();
+    assert_eq!((told.ahead, told.waiter_ahead), (Some(0), None), "the one before it gave up");
     a.0.release(&mut first, None).await.unwrap();
     let mut second = asked(&c).await.unwrap();
     c.0.release(&mut second, None).await.unwrap();
@@ -292,6 +338,66 @@ async fn a_dead_waiter_is_passed_over_after_its_grace() {
     move_end(fresh.url(), -i64::try_from(left.as_micros()).unwrap()).await;
     asked(&next).await.unwrap();
     assert!(store.inspect(&lock()).await.unwrap().waiters.is_empty(), "it lost its place");
+}
+
+/// Before its grace is over, a claim that ignores the line takes the lock, again and again.
+#[tokio::test]
+async fn the_grace_of_a_dead_waiter_adds_up_over_grants() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    let mut grant = granted(&*store).await;
+    let (dead, next) = (waiter(&fresh, "dead").await, waiter(&fresh, "next").await);
+    // The grace is 20.5 s.
+    let line = format!("1 10000 {} {{}}\n2 10000 {} {{}}", dead.1.id, next.1.id);
+    redis(fresh.url(), &["HSET", "RECORD", "line", &line]).await;
+    store.release(&mut grant, None).await.unwrap();
+    for _ in 0..2 {
+        assert!(asked(&next).await.unwrap_err().reserved);
+        move_end(fresh.url(), -9_000_000).await;
+        assert!(asked(&next).await.unwrap_err().reserved);
+        let mut barging = claim(&*store);
+        barging.barges = true;
+        let mut grant = granted_to(&*store, &barging).await;
+        store.release(&mut grant, None).await.unwrap();
+    }
+    move_end(fresh.url(), -4_000_000).await;
+    assert!(refused(&*store).await.reserved, "a newcomer has not seen the earlier times");
+    asked(&next).await.unwrap();
+    assert!(store.inspect(&lock()).await.unwrap().waiters.is_empty());
+}
+
+#[tokio::test]
+async fn a_claim_that_barges_ignores_the_line_and_leaves_it_unchanged() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    let mut grant = granted(&*store).await;
+    let (_, first) = waiter(&fresh, "first").await;
+    // The waiter polls rarely, so that its grace does not end by chance.
+    redis(fresh.url(), &["HSET", "RECORD", "line", &format!("1 10000 {} {{}}", first.id)]).await;
+    store.release(&mut grant, None).await.unwrap();
+    let mut barging = claim(&*store);
+    barging.barges = true;
+    granted_to(&*store, &barging).await;
+    assert_eq!(store.inspect(&lock()).await.unwrap().waiters.len(), 1);
+}
+
+#[tokio::test]
+async fn a_damaged_line_delays_no_one() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    let mut grant = granted(&*store).await;
+    redis(fresh.url(), &["HSET", "RECORD", "line", "x\n7 y z\n\n"]).await;
+    let next = waiter(&fresh, "next").await;
+    store.release(&mut grant, None).await.unwrap();
+    let left = asked(&next).await.unwrap_err().lapses_within.unwrap();
+    assert!(left <= Duration::from_secs(1), "{left:?}");
+    let (_, claim) = &next;
+    let never = format!("1 99999999 {:032x} {{}}\n2 500 {} {{}}", 7, claim.id);
+    redis(fresh.url(), &["HSET", "RECORD", "line", &never]).await;
+    let left = asked(&next).await.unwrap_err().lapses_within.unwrap();
+    assert!(left <= Duration::from_secs(21), "{left:?}");
+    move_end(fresh.url(), -i64::try_from(left.as_micros()).unwrap()).await;
+    asked(&next).await.unwrap();
 }
 
 /// Starts a server that only this test uses. Returns it with its store URL and its folder.

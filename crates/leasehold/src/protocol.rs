@@ -7,7 +7,7 @@
 mod driver;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
-mod line;
+pub(crate) mod line;
 pub(crate) mod record;
 mod record_cache;
 pub(crate) mod records;

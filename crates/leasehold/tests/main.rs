@@ -23,6 +23,7 @@ mod protocol;
 mod repeatable;
 mod rw_lock;
 mod semaphore;
+mod server;
 mod simulation;
 #[cfg(feature = "sqlite")]
 mod sqlite_processes;

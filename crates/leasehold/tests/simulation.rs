@@ -18,6 +18,14 @@ fn no_history_of_locks_that_are_objects_breaks_the_promise() {
     many(|seed| Plan { store: Store::Objects, ..Plan::from_seed(seed) }, 2, busy);
 }
 
+/// The server loses its latest writes, its clock is set back, and other clients take its locks.
+#[test]
+fn no_history_of_locks_on_a_server_breaks_the_promise() {
+    many(Plan::server_from_seed, 2, |total, seeds| {
+        busy(total, seeds) && total.failovers > seeds / 10 && total.taken > seeds / 10
+    });
+}
+
 /// Processes on one machine share a file. No history deletes rows by hand, because the documentation allows that only
 /// while no process uses them.
 #[cfg(feature = "sqlite")]

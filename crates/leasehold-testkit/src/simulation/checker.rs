@@ -59,6 +59,8 @@ struct Lock {
     grant: String,
     /// When it was granted, in true time.
     granted: Duration,
+    /// Another client has the lock until then.
+    taken_until: Duration,
     /// Tokens up to this one come from records that were deleted by hand. They are exempt from mutual exclusion.
     deleted: u64,
     /// The grants, by the tokens of their records. Creates that were applied too late to be used are left out,
@@ -140,6 +142,12 @@ impl Checker {
         // earlier also counts, as long as the holder may not have received the response to that renewal.
         let missed = grant.as_ref().map_or(Duration::ZERO, |(_, grant)| checked.missed(grant, now));
         let excused = deleted || evicted || !missed.is_zero();
+        if now < checked.of(name).taken_until && !excused {
+            checked.violates(
+                "I1",
+                format!("token {token} of {name} is believed in while another client has it"),
+            );
+        }
         if token < highest && !excused {
             checked.violates("I1", format!("token {token} of {name} is believed in after {highest} was"));
             return;
@@ -313,6 +321,16 @@ impl Checker {
         checked.history.deleted += 1;
         let lock = checked.of(name);
         lock.deleted = lock.committed;
+    }
+
+    /// Records that another client takes the lock of `name`, in true time until `until`. No check of an earlier grant
+    /// may pass after that, and no check of any grant until then.
+    pub(super) fn taken(&self, name: &str, until: Duration) {
+        let mut checked = self.lock();
+        checked.history.taken += 1;
+        let lock = checked.of(name);
+        lock.taken_until = until;
+        lock.believed = lock.believed.max(lock.committed + 1);
     }
 
     /// Records that the resource has accepted a write of `content` with `token`.

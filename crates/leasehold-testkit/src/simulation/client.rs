@@ -245,7 +245,7 @@ impl Client {
             }
             13 if has(Fault::Copies)
                 && self.plan().workload.is_one_lock()
-                && self.plan().store != Store::File =>
+                && matches!(self.plan().store, Store::Register | Store::Objects) =>
             {
                 copy::run(&self.world, self.seed, seed);
             }

@@ -78,6 +78,20 @@ impl Fate {
             if has(Fault::Evictions) && evicts {
                 self.evict().await;
             }
+            if let Some(server) = &self.world.server {
+                let (fails_over, sets_back, takes) =
+                    (self.random.u8(..20) == 0, self.random.u8(..20) == 0, self.random.u8(..4) == 0);
+                if has(Fault::Failovers) && fails_over {
+                    server.fail_over(wait);
+                    self.world.checker.lock().history.failovers += 1;
+                }
+                if has(Fault::ClockSetBack) && sets_back {
+                    server.set_back(wait);
+                }
+                if has(Fault::Strangers) && takes && server.take(LOCK, wait) {
+                    self.world.checker.taken(LOCK, self.world.now() + wait);
+                }
+            }
             if has(Fault::Restarts) && restarts {
                 self.world.checker.lock().history.restarts += 1;
                 self.end_machines().await;
@@ -105,7 +119,7 @@ impl Fate {
     /// Deletes the record by hand.
     async fn delete(&self) {
         let key = match self.plan().store {
-            Store::Register | Store::File => format!("{LOCK}.lock"),
+            Store::Register | Store::Server | Store::File => format!("{LOCK}.lock"),
             Store::Objects => LOCK.to_owned(),
         };
         // The record of a recent grant is not deleted, because another client's create may be under way. The

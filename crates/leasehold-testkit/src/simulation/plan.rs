@@ -8,6 +8,9 @@ use crate::fault::Chaos;
 /// The longest pause between two polls of a waiter, before jitter.
 pub(super) const LONGEST_POLL: Duration = Duration::from_millis(800);
 
+/// What the failover grace adds to a tenth of the ttl.
+const AT_LEAST: Duration = Duration::from_millis(200);
+
 /// What the machines of a history contend for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
@@ -92,6 +95,8 @@ pub enum Store {
     /// In a SQLite file on one machine. The order of simultaneous calls depends on threads, so random choices can be
     /// replayed, but such races cannot.
     File,
+    /// On a server that keeps records and executes one step at a time, like PostgreSQL and Redis.
+    Server,
     /// In a register, as objects that exist while the lock is held, which is the protocol of simple clients. A
     /// release deletes the object.
     Objects,
@@ -147,11 +152,17 @@ pub enum Fault {
     StandStills,
     /// A process that holds a lock is copied while it runs, and the copy renews the lock too.
     Copies,
+    /// The server is replaced by a standby that has not received the latest writes.
+    Failovers,
+    /// The server's clock is set back.
+    ClockSetBack,
+    /// Another client, which does not know of records, takes the lock of the server when a lease has lapsed.
+    Strangers,
 }
 
 impl Fault {
     /// All kinds, with their names.
-    pub const ALL: [(Self, &'static str); 23] = [
+    pub const ALL: [(Self, &'static str); 26] = [
         (Self::LostAnswers, "lost-answers"),
         (Self::LostRequests, "lost-requests"),
         (Self::LateRequests, "late-requests"),
@@ -175,6 +186,9 @@ impl Fault {
         (Self::Skew, "skew"),
         (Self::StandStills, "stand-stills"),
         (Self::Copies, "copies"),
+        (Self::Failovers, "failovers"),
+        (Self::ClockSetBack, "clock-set-back"),
+        (Self::Strangers, "strangers"),
     ];
 }
 
@@ -241,6 +255,19 @@ impl Plan {
             if (random.u8(..one_in) == 0) == (fault == Fault::Deletions) {
                 plan.faults = plan.faults.with(fault);
             }
+        }
+        plan
+    }
+
+    /// Returns the plan for `seed`, with the lock on a server.
+    pub fn server_from_seed(seed: u64) -> Self {
+        let mut plan = Self { store: Store::Server, ..Self::from_seed(seed) };
+        // A deletion by hand resets what a failover and a clock may not.
+        plan.faults = plan.faults.without(Fault::Deletions);
+        if plan.has(Fault::Failovers) {
+            // A token may repeat one that a failover lost if the clock was set back too. Another client does not know
+            // that the server has lost a grant.
+            plan.faults = plan.faults.without(Fault::ClockSetBack).without(Fault::Strangers);
         }
         plan
     }
@@ -330,9 +357,9 @@ impl Plan {
     }
 
     /// Returns how far the front ends' clocks are off. Returns zero if records are deleted by hand, because tokens
-    /// then rise only as far as the front ends agree on the time, as documented.
+    /// then rise only as far as the front ends agree on the time, as documented. A server has no front ends.
     pub(super) fn front_ends(&self) -> Duration {
-        if !self.has(Fault::Skew) || self.has(Fault::Deletions) {
+        if !self.has(Fault::Skew) || self.has(Fault::Deletions) || self.store == Store::Server {
             Duration::ZERO
         } else if self.has(Fault::StandStills) {
             // Machines that stand still with their clocks use up half of the margin.
@@ -340,6 +367,11 @@ impl Plan {
         } else {
             self.skew
         }
+    }
+
+    /// Returns the failover grace of the server. It is longer than any lease.
+    pub(super) fn failover_grace(&self) -> Duration {
+        if self.has(Fault::Failovers) { self.longest_ttl().mul_f64(1.1) + AT_LEAST } else { Duration::ZERO }
     }
 
     /// Returns the longest ttl of any claim.
@@ -363,7 +395,7 @@ impl Plan {
             // once in that time.
             Store::Objects => 9,
             // A process that asks again and again notices a waiter within the longest pause.
-            Store::Register | Store::File => 2,
+            Store::Register | Store::Server | Store::File => 2,
         };
         // The very first grant also waits for the store's clock.
         let bound = periods * period + 3 * LONGEST_POLL + Duration::from_millis(2_200);
@@ -377,8 +409,12 @@ impl Plan {
 }
 
 impl Store {
-    const ALL: [(Self, &'static str); 3] =
-        [(Self::Register, "register"), (Self::File, "file"), (Self::Objects, "objects")];
+    const ALL: [(Self, &'static str); 4] = [
+        (Self::Register, "register"),
+        (Self::Server, "server"),
+        (Self::File, "file"),
+        (Self::Objects, "objects"),
+    ];
 }
 
 /// Prints one line, in the form that `LEASEHOLD_PLAN` takes.

@@ -136,7 +136,20 @@ impl Recorder {
         }
     }
 
-    fn count(&self) {
+    /// Reports a record that a server has written to `key`. A server that can lose writes may get one a second time.
+    pub(super) fn commits(&self, key: &str, record: &[u8], forgets: bool) {
+        let (body, before) = (Body::from(Bytes::copy_from_slice(record)), Bytes::new());
+        if forgets && let Some(name) = lock_name(key) {
+            let Ok(record) = serde_json::from_slice::<Record<'_>>(record) else { return };
+            if record.state == "held" {
+                self.checker.committed(name, &record.write(record.token), self.true_time());
+            }
+        } else {
+            self.written(key, &Version::new(""), Some(before), &body);
+        }
+    }
+
+    pub(super) fn count(&self) {
         self.requests.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -9,6 +9,7 @@ use leasehold::clock::{Clock as _, TestClock};
 use leasehold::env::Env;
 use leasehold::lease::{LeaseStore, StoreOptions};
 use leasehold::stores::memory::MemoryRegister;
+use leasehold::stores::memory::server::{self, MemoryServer};
 use leasehold::{Locker, Register, RegisterLeases};
 
 use super::calls::Calls;
@@ -29,6 +30,8 @@ pub(super) struct World {
     pub(super) register: Arc<Recorder>,
     /// The file with the locks, if they are in one.
     file: Option<Disk>,
+    /// The server of the locks, if there is one.
+    pub(super) server: Option<Arc<MemoryServer>>,
     /// The resource that holders write to.
     resource: Arc<Recorder>,
     links: Mutex<Vec<Link>>,
@@ -99,9 +102,16 @@ impl World {
         } else {
             MemoryRegister::by_content(env(1))
         };
+        let register = Arc::new(Recorder::new(locks, checker.clone(), deletes));
+        let (commits, forgets) = (register.clone(), plan.has(Fault::Failovers));
+        let server = move || {
+            let commit = move |name: &str, record: &[u8]| commits.commits(name, record, forgets);
+            Arc::new(MemoryServer::new(env(2), plan.failover_grace(), commit))
+        };
         Arc::new(Self {
             plan: plan.clone(),
-            register: Arc::new(Recorder::new(locks, checker.clone(), deletes)),
+            server: (plan.store == Store::Server).then(server),
+            register,
             resource: Arc::new(Recorder::new(resource, checker.clone(), false)),
             checker,
             clock,
@@ -146,7 +156,7 @@ impl World {
         };
         let mut options = StoreOptions::default();
         options.env = env.clone();
-        options.store_clock = store_clock;
+        options.store_clock = store_clock || self.server.is_some();
         // Only skewed front ends need a margin. A smaller margin reveals other errors in the time bounds.
         if skew_us == 0 {
             options.margin = Duration::ZERO;
@@ -169,6 +179,7 @@ impl World {
 
     fn leases(&self, register: Arc<dyn Register>, options: StoreOptions) -> Arc<dyn LeaseStore> {
         Arc::new(match self.plan.store {
+            Store::Server => server::leases(register, options),
             Store::Objects => RegisterLeases::by_existence(register, options),
             Store::Register | Store::File => RegisterLeases::new(register, options),
         })
@@ -187,7 +198,15 @@ impl World {
     /// Creates a network to the register. The checker observes what is sent.
     fn network(&self) -> FaultyRegister {
         let (checker, clock) = (self.checker.clone(), self.clock.clone());
-        FaultyRegister::new(self.register.clone()).observed(move |sent| {
+        let register: Arc<dyn Register> = match &self.server {
+            Some(server) => server.clone(),
+            None => self.register.clone(),
+        };
+        let counts = self.server.as_ref().map(|_| self.register.clone());
+        FaultyRegister::new(register).observed(move |sent| {
+            if let Some(register) = &counts {
+                register.count();
+            }
             if let (Kind::Write, Some(value)) = (sent.kind, &sent.value) {
                 recorder::sends(&checker, &sent.key, value, clock.now().since_boot());
             }
@@ -203,9 +222,10 @@ impl World {
     pub(super) fn operator(&self) -> Locker {
         let mut options = StoreOptions::default();
         options.env = Env::seeded(self.clock.clone(), self.plan.seed ^ 0x0e);
-        Locker::new(match &self.file {
-            Some(file) => file.stores[0].clone(),
-            None => self.leases(self.register.clone(), options),
+        Locker::new(match (&self.file, &self.server) {
+            (Some(file), _) => file.stores[0].clone(),
+            (None, Some(server)) => self.leases(server.clone(), options),
+            (None, None) => self.leases(self.register.clone(), options),
         })
     }
 

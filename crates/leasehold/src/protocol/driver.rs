@@ -16,9 +16,10 @@ use async_trait::async_trait;
 use futures_util::FutureExt;
 use futures_util::stream::BoxStream;
 
+use super::line::Line;
 use super::record::{Content, Record, RecordState};
 use super::record_cache::{Observation, RecordCache};
-use super::records::{ExistenceRecords, JsonRecords, Records};
+use super::records::{Claims, ExistenceRecords, JsonRecords, Records};
 use super::rules::{self, Attempt, Rules};
 use crate::clock::{Moment, StoreTime};
 use crate::diagnosis::{Diagnose, Examination, Examined};
@@ -26,7 +27,7 @@ use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
     AcquireOutcome, Capabilities, Claim, End, Evicted, Eviction, Grant, HolderInfo, Id, LeaseStore,
-    LossReason, PastGrant, Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, attempt_limit,
+    LossReason, PastGrant, Released, Renewal, State, Status, StoreOptions, Swept, Token, Ttl, attempt_limit,
 };
 use crate::proof::clock::store_clock;
 use crate::register::{Register, Version};
@@ -73,8 +74,8 @@ struct Reading {
 enum Overwrite<'a> {
     /// This record, which has this version. `None` creates the record.
     Record(Option<(&'a Version, &'a Record)>),
-    /// Any free record: see [`Records::claim`]. The grant gets this many tokens.
-    AnyFree(u64),
+    /// Any free record: see [`Records::claim`].
+    AnyFree { tokens: u64, barges: bool },
 }
 
 /// The result of a conditional write.
@@ -107,7 +108,11 @@ impl RegisterLeases {
 
     /// Creates leases on `records`.
     pub(crate) fn on(records: Arc<dyn Records>, options: StoreOptions) -> Self {
-        let rules = Rules { store_clock: options.store_clock, margin: options.margin };
+        let rules = Rules {
+            store_clock: options.store_clock,
+            margin: options.margin,
+            lapsed_is_over: records.others_leave_no_trace(),
+        };
         Self { records, rules, cache: Arc::default(), polls: Limiter::new(POLLS) }
     }
 
@@ -155,6 +160,17 @@ impl RegisterLeases {
 
     fn store_time(&self) -> Option<StoreTime> {
         self.records.store_time()
+    }
+
+    /// Describes the lock as it was when `reading` arrived.
+    fn state_of(&self, reading: &Reading) -> State {
+        let unchanged_for = reading.unchanged_for(reading.at);
+        rules::state(reading.found.as_ref(), unchanged_for, self.store_time(), self.rules)
+    }
+
+    /// Returns whether the store keeps the line with the record: see [`Claims::InTurn`].
+    fn claims_in_turn(&self) -> bool {
+        self.records.claims() == Claims::InTurn
     }
 }
 
@@ -230,12 +246,10 @@ impl LeaseStore for RegisterLeases {
 
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
         let reading = self.read(name, &mut self.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await?;
-        let unchanged_for = reading.unchanged_for(reading.at);
-        let state = rules::state(reading.found.as_ref(), unchanged_for, self.store_time(), self.rules);
-        let mut status = Status::new(name.clone(), state);
-        if let Some(Observation { record, .. }) = reading.observation {
+        let mut status = Status::new(name.clone(), self.state_of(&reading));
+        if let Some(Observation { record, line, .. }) = reading.observation {
             status.token = Some(record.token);
-            status.waiters = self.waiters(name, &record).await;
+            status.waiters = self.waiters(name, &record, line.as_ref()).await;
             status.history = record.history;
         }
         Ok(status)
@@ -282,7 +296,7 @@ impl Diagnose for RegisterLeases {
             && let Ok(unused) = LockName::new(format!("{}{}", crate::diagnosis::RESERVED, self.nonce()))
         {
             let read = || async { self.records.read(&unused).await.map(|_| self.records.store_time()) };
-            let Rules { margin, store_clock: is_used } = self.rules;
+            let Rules { margin, store_clock: is_used, .. } = self.rules;
             examined.push(store_clock(self.env(), margin, is_used, read).await);
         }
         examined
@@ -340,6 +354,11 @@ impl RegisterLeases {
 }
 
 impl Reading {
+    /// Returns the line that was read with the record.
+    fn line(&self) -> Option<&Line> {
+        self.observation.as_ref()?.line.as_ref()
+    }
+
     fn unchanged_for(&self, now: Moment) -> Duration {
         self.observation.as_ref().map_or(Duration::ZERO, |observation| observation.unchanged_for(now))
     }

@@ -77,8 +77,13 @@ impl Line {
         })
     }
 
+    /// Creates the line of `waiters`, in the order of their numbers, for a store that has its own format.
+    pub(crate) fn of(waiters: Vec<Waiter>) -> Self {
+        Self { leasehold: FORMAT, last: waiters.last().map_or(0, |last| last.number), waiters }
+    }
+
     /// Returns the waiters that have not been served yet, according to the lock's `record`.
-    pub(super) fn waiting(&self, record: &Record) -> impl Iterator<Item = &Waiter> {
+    pub(crate) fn waiting(&self, record: &Record) -> impl Iterator<Item = &Waiter> {
         let (served, granted) = (record.served, record.grant);
         self.waiters.iter().filter(move |waiter| waiter.number > served && waiter.claim != granted)
     }

@@ -9,6 +9,7 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use super::line::Line;
 use super::record::{Record, RecordState};
 use crate::clock::Moment;
 use crate::lease::{Id, Token};
@@ -25,6 +26,8 @@ const FORGOTTEN: usize = MOST / 8;
 pub(super) struct Observation {
     pub(super) record: Record,
     pub(super) version: Version,
+    /// The line of waiters as it was last read with the record.
+    pub(super) line: Option<Line>,
     unchanged_for: Duration,
     last: Moment,
 }
@@ -63,7 +66,19 @@ impl RecordCache {
 
     /// Stores `record`, which was read at `now`. `now` must be taken after the response arrived.
     pub(super) fn see(&self, name: &LockName, record: Record, version: Version, now: Moment) -> Observation {
-        let mut observation = Observation { record, version, unchanged_for: Duration::ZERO, last: now };
+        self.see_with_line(name, record, version, None, now)
+    }
+
+    /// Like [`see`](Self::see), with the line of waiters. Without one, the one that was seen before stays.
+    pub(super) fn see_with_line(
+        &self,
+        name: &LockName,
+        record: Record,
+        version: Version,
+        line: Option<Line>,
+        now: Moment,
+    ) -> Observation {
+        let mut observation = Observation { record, version, line, unchanged_for: Duration::ZERO, last: now };
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         match locks.get(name) {
             Some(earlier) => {
@@ -71,6 +86,9 @@ impl RecordCache {
                 let late = now.since_boot() < earlier.last.since_boot();
                 if late {
                     observation.last = earlier.last;
+                }
+                if observation.line.is_none() {
+                    observation.line.clone_from(&earlier.line);
                 }
                 if earlier.sign_of_life() == observation.sign_of_life() {
                     observation.unchanged_for =
@@ -144,6 +162,21 @@ mod tests {
         for n in 0..MOST + FORGOTTEN + 1 {
             assert_eq!(known.recall(&name(n)).is_some(), n >= 2 * FORGOTTEN, "{n}");
         }
+    }
+
+    /// A store that loses a renewal may have another one with the same heartbeat.
+    #[test]
+    fn another_renewal_with_the_same_heartbeat_is_a_sign_of_life() {
+        let at = |s: u64| Moment::from_raw(s * 1_000_000_000, s as i64 * 1_000_000_000);
+        let golden = include_bytes!("../../tests/records/1-held.json");
+        let Content::Record(record) = parse(golden).unwrap() else { panic!("foreign") };
+        let other = Record { nonce: Id::random(&crate::random::Random::seeded(1)), ..(*record).clone() };
+        let marked = Record { awaited: true, ..other.clone() };
+        let (known, name) = (RecordCache::default(), LockName::new("x").unwrap());
+        for (seen_at, record) in [(0, *record), (18, other), (19, marked)] {
+            known.see(&name, record, Version::new("1"), at(seen_at));
+        }
+        assert_eq!(known.recall(&name).unwrap().unchanged_for(at(20)), Duration::from_secs(2));
     }
 
     #[test]

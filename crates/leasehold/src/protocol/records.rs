@@ -13,6 +13,7 @@ use futures_util::stream::BoxStream;
 
 pub(crate) use self::existence::ExistenceRecords;
 pub(crate) use self::json::JsonRecords;
+use super::line::{Line, Waiter};
 use super::record::{Content, Record};
 use crate::clock::StoreTime;
 use crate::diagnosis::{Examination, Examined};
@@ -43,16 +44,50 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
     /// the token before.
     ///
     /// The result is a conflict if the record is held, in a cooldown, unconfirmed or foreign, and, unless the store
-    /// [always claims](Claims::Always), if there is no record. It is also a conflict if this very claim got the latest
+    /// claims [in turn](Claims::InTurn), if there is no record. It is also a conflict if this very claim got the latest
     /// grant, because the request is then a late copy. Never called if the store does not [`claim`](Self::claims).
-    async fn claim(&self, name: &LockName, record: &Record, tokens: u64) -> Result<Written, StoreError> {
-        let _ = (name, record, tokens);
+    ///
+    /// If the store claims in turn, the result is also a conflict if another claim is the first that waits in the line,
+    /// unless this one `barges`. If this claim is the first, [`Record::served`] becomes its number.
+    async fn claim(
+        &self,
+        name: &LockName,
+        record: &Record,
+        tokens: u64,
+        barges: bool,
+    ) -> Result<Written, StoreError> {
+        let _ = (name, record, tokens, barges);
         Ok(Written::Conflict(Refusal::Unexplained))
     }
 
     /// Returns when the store can grant over a record that was not read.
     fn claims(&self) -> Claims {
         Claims::Never
+    }
+
+    /// Adds `waiter` to the end of the line, with the next number and with its pause multiplied by its place, up to
+    /// `most_ms`. Returns the record and the line. The line stays as it is if the claim is already in it, or if it is
+    /// full. Only called if the store claims [in turn](Claims::InTurn).
+    async fn join(
+        &self,
+        name: &LockName,
+        waiter: &Waiter,
+        most_ms: u64,
+    ) -> Result<Option<Found>, StoreError> {
+        let _ = (name, waiter, most_ms);
+        Ok(None)
+    }
+
+    /// Removes `claim` from the line. Only called if the store claims [in turn](Claims::InTurn).
+    async fn leave(&self, name: &LockName, claim: Id) -> Result<(), StoreError> {
+        let _ = (name, claim);
+        Ok(())
+    }
+
+    /// Returns whether other clients may hold a lock after its lease has lapsed, and leave no trace. A lapsed grant is
+    /// then over, even if no other grant has replaced it. The store neither renews it nor grants it again.
+    fn others_leave_no_trace(&self) -> bool {
+        false
     }
 
     /// Returns whether the store can lose its latest writes, for example in a failover.
@@ -83,8 +118,9 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
         self.write(name, Precondition::Version(version), Some(record), &marked).await
     }
 
-    /// Waits until the store reports that the lock is free, or that it has to be read. Never ends if the store cannot
-    /// report it. Waiters poll anyway. `claim` is the waiter, if it may be in the line. Cancel safe.
+    /// Waits until the store reports that the lock is free, or, unless it [calls the first](Self::calls_the_first), that
+    /// it has to be read. Never ends if the store cannot report it. Waiters poll anyway. `claim` is the waiter, if it may
+    /// be in the line. Cancel safe.
     async fn freed(&self, name: &LockName, claim: Option<Id>) {
         let _ = (name, claim);
         std::future::pending().await
@@ -191,6 +227,8 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
 pub(crate) struct Found {
     pub(crate) content: Content,
     pub(crate) version: Version,
+    /// The line of waiters, if the store claims [in turn](Claims::InTurn).
+    pub(crate) line: Option<Line>,
 }
 
 /// The result of a conditional write.
@@ -214,9 +252,10 @@ pub(crate) enum Claims {
     Never,
     /// If there is a free record, and the claim is not repeatable.
     Free,
-    /// Also if there is no record. A claim that was granted before, as far as the history shows, is refused. A refusal
-    /// contains the record and costs as much as a read.
-    Always,
+    /// Also if there is no record, and in the order of the line, which the store keeps with the record. So the record
+    /// need not be [marked](Records::mark_awaited) as awaited. A claim that was granted before, as far as the history
+    /// shows, is refused. A refusal contains the record and costs as much as a read.
+    InTurn,
 }
 
 /// What a refused write reports about the stored record.

@@ -28,6 +28,9 @@ pub(crate) struct Rules {
     pub(crate) store_clock: bool,
     /// How far two readings of the store's clock may contradict each other.
     pub(crate) margin: Duration,
+    /// Whether a lapsed grant is over even if no other grant has replaced it. See
+    /// [`Records::others_leave_no_trace`](super::records::Records::others_leave_no_trace).
+    pub(crate) lapsed_is_over: bool,
 }
 
 impl Rules {
@@ -173,6 +176,11 @@ pub(crate) fn judge<'a>(
                 Claimed::Grantable { over: Some(record), floor_from_clock: true }
             }
             Some(attempt) => Claimed::Ours(*attempt),
+            None if rules.lapsed_is_over
+                && availability(record, unchanged_for, store, rules) == Availability::Grantable =>
+            {
+                Claimed::Lost(Loss::new(claim.name.clone(), record.token, LossReason::EXPIRED))
+            }
             // Rule 5: a record of this claim that was not expected is adopted only by another conditional write.
             None => Claimed::Grantable { over: Some(record), floor_from_clock: record.unconfirmed },
         };

@@ -168,7 +168,13 @@ impl Records for DynamoDb {
         }
     }
 
-    async fn claim(&self, name: &LockName, record: &Record, _tokens: u64) -> Result<Written, StoreError> {
+    async fn claim(
+        &self,
+        name: &LockName,
+        record: &Record,
+        _tokens: u64,
+        _barges: bool,
+    ) -> Result<Written, StoreError> {
         let key = self.key(name.as_str());
         let expression = expression::claim(record, self.dialect);
         let item = match self.update(&key, expression, ReturnValue::AllNew).await? {
@@ -178,7 +184,7 @@ impl Records for DynamoDb {
         // The item was written, whatever the response contains. Without the item in the response, only a read can
         // return its token.
         let item = item.ok_or_else(|| unreadable(&key).maybe_applied())?;
-        let Found { content, version } = self.found(&key, &item).map_err(Fault::maybe_applied)?;
+        let Found { content, version, .. } = self.found(&key, &item).map_err(Fault::maybe_applied)?;
         match content {
             Content::Record(record) => Ok(Written::Committed { record, version }),
             Content::Foreign(_, _) => Err(unreadable(&key).maybe_applied()),

@@ -1,5 +1,8 @@
 //! The register in the memory of this process. It is the reference implementation, for tests and experiments.
 
+#[doc(hidden)]
+pub mod server;
+
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -3,6 +3,7 @@
 //! A lost notification only delays the waiter until its next poll.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +19,15 @@ pub(super) const UNUSED: Duration = Duration::from_secs(60);
 /// How many characters of a claim's id a call contains. They suffice to tell the claims of one process apart.
 pub(super) const CALLED_BY: usize = 16;
 
+/// Which claims were called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Called {
+    /// This one, because the lock is free.
+    Alone,
+    /// All, because earlier calls may have been missed.
+    All,
+}
+
 /// The claims of this process that can be called.
 #[derive(Debug)]
 pub(super) struct Calls {
@@ -27,9 +37,17 @@ pub(super) struct Calls {
 
 #[derive(Debug)]
 struct Waiting {
-    claims: HashMap<String, Arc<Notify>>,
+    claims: HashMap<String, Arc<Bell>>,
     /// When the last claim stopped waiting.
     until: Moment,
+}
+
+/// Rings when a claim is called.
+#[derive(Debug, Default)]
+struct Bell {
+    rings: Notify,
+    /// Whether this claim was called alone.
+    alone: AtomicBool,
 }
 
 impl Calls {
@@ -44,7 +62,7 @@ impl Calls {
 
     /// Makes `claim` callable until the returned [`Call`] is dropped.
     pub(super) fn expect(self: &Arc<Self>, claim: Id) -> Call {
-        let called = Arc::<Notify>::default();
+        let called = Arc::<Bell>::default();
         let key = key(claim);
         self.waiting().claims.insert(key.clone(), called.clone());
         Call { calls: self.clone(), key, called }
@@ -53,13 +71,23 @@ impl Calls {
     /// Calls the claim whose id begins as `claim` does, if it waits here. Returns whether it does.
     pub(super) fn call(&self, claim: &str) -> bool {
         let waiting = self.waiting();
-        let called = claim.get(..CALLED_BY).and_then(|key| waiting.claims.get(key));
-        called.map(|called| called.notify_one()).is_some()
+        let Some(called) = claim.get(..CALLED_BY).and_then(|key| waiting.claims.get(key)) else {
+            return false;
+        };
+        called.alone.store(true, Ordering::SeqCst);
+        called.rings.notify_one();
+        true
     }
 
     /// Calls all claims, because earlier calls may have been missed.
     pub(super) fn call_all(&self) {
-        self.waiting().claims.values().for_each(|called| called.notify_one());
+        self.waiting().claims.values().for_each(|called| called.rings.notify_one());
+    }
+
+    /// Returns whether a claim can be called.
+    #[allow(dead_code, reason = "only Redis needs it")]
+    pub(super) fn are_expected(&self) -> bool {
+        !self.waiting().claims.is_empty()
     }
 
     /// Returns whether no claim has waited for [`UNUSED`].
@@ -80,13 +108,14 @@ fn key(claim: Id) -> String {
 pub(super) struct Call {
     calls: Arc<Calls>,
     key: String,
-    called: Arc<Notify>,
+    called: Arc<Bell>,
 }
 
 impl Call {
     /// Completes when the claim is called, or at once if it was called before.
-    pub(super) async fn called(&self) {
-        self.called.notified().await;
+    pub(super) async fn called(&self) -> Called {
+        self.called.rings.notified().await;
+        if self.called.alone.swap(false, Ordering::SeqCst) { Called::Alone } else { Called::All }
     }
 }
 

@@ -40,6 +40,10 @@ impl Id {
         Self::of_bits(random.bits())
     }
 
+    /// The id of no claim.
+    #[allow(dead_code, reason = "only some stores need it")]
+    pub(crate) const NONE: Self = Self::of_bits(0);
+
     const fn of_bits(bits: u128) -> Self {
         Self { bits, secret: None }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::record::{Content, Record};
+use super::super::record::{Content, Record, RecordState};
 use super::super::record_cache::Observation;
 use super::super::records::{Claims, Found};
 use super::super::rules::{self, Attempt, Availability, Claimed};
@@ -87,22 +87,24 @@ impl RegisterLeases {
                 Claimed::Grantable { over, floor_from_clock } => {
                     let front = match over {
                         None => Front::default(),
-                        Some(record) => match self.front(claim, record, unchanged_for, is_old).await {
-                            Ok(front) => front,
-                            Err(_) if is_old => {
-                                next = Next::Read;
-                                continue;
+                        Some(record) => {
+                            match self.front(claim, record, reading.line(), unchanged_for, is_old).await {
+                                Ok(front) => front,
+                                Err(_) if is_old => {
+                                    next = Next::Read;
+                                    continue;
+                                }
+                                // An earlier write whose response was lost may still be applied, so the claim must not be
+                                // refused.
+                                Err(_) if !claim.waits && attempts.iter().any(|attempt| attempt.unknown) => {
+                                    Front::of(record)
+                                }
+                                Err(reserved) => return Ok(AcquireOutcome::Held(reserved)),
                             }
-                            // An earlier write whose response was lost may still be applied, so the claim must not be
-                            // refused.
-                            Err(_) if !claim.waits && attempts.iter().any(|attempt| attempt.unknown) => {
-                                Front::of(record)
-                            }
-                            Err(reserved) => return Ok(AcquireOutcome::Held(reserved)),
-                        },
+                        }
                     };
                     self.trusted(&mut budget).await?;
-                    if over.is_none() && self.records.claims() == Claims::Always {
+                    if over.is_none() && self.claims_in_turn() {
                         next = self.claim_unread(claim, attempts, &mut budget).await?;
                         continue;
                     }
@@ -170,26 +172,24 @@ impl RegisterLeases {
                         == Availability::Grantable;
                 // The token of a grant over an unconfirmed record comes from the store's clock. That clock is known
                 // best right after a response.
-                if (free || has_polled)
-                    && observation.record.grant != claim.id
-                    && !observation.record.unconfirmed
-                {
+                let Record { state, grant, unconfirmed, .. } = observation.record;
+                // In turn, the store itself decides on a free lock, by its line.
+                let decides = self.claims_in_turn() && state == RecordState::Free;
+                if (free || has_polled) && grant != claim.id && !unconfirmed && !decides {
                     let found = Some(Content::Record(Box::new(observation.record.clone())));
                     let reading = Reading { found, observation: Some(observation), at: now };
                     return Ok(Next::Judge(Box::new(reading)));
                 }
                 match self.records.claims() {
-                    Claims::Always if may_be_unread(claim) => {
-                        self.claim_unread(claim, attempts, budget).await
-                    }
-                    _ => Ok(Next::Read),
+                    Claims::InTurn => self.claim_unread(claim, attempts, budget).await,
+                    Claims::Free | Claims::Never => Ok(Next::Read),
                 }
             }
             None => match self.records.claims() {
-                Claims::Always if may_be_unread(claim) => self.claim_unread(claim, attempts, budget).await,
+                Claims::InTurn => self.claim_unread(claim, attempts, budget).await,
                 // Only the record shows whether the grant of a repeated claim has ended.
                 Claims::Free if !claim.repeatable => self.claim_unread(claim, attempts, budget).await,
-                _ => Ok(Next::Read),
+                Claims::Free | Claims::Never => Ok(Next::Read),
             },
         }
     }
@@ -204,7 +204,8 @@ impl RegisterLeases {
         self.trusted(budget).await?;
         let sent = self.now();
         let record = rules::unseen_grant(claim, self.store_time(), self.nonce());
-        let over = Overwrite::AnyFree(claim.tokens.clamp(1, MAX_TOKENS));
+        let tokens = claim.tokens.clamp(1, MAX_TOKENS);
+        let over = Overwrite::AnyFree { tokens, barges: claim.barges };
         let sent = self.send(&claim.name, over, &record, sent, attempts, budget).await?;
         Ok(self.next(claim, sent, attempts).await?.unwrap_or(Next::Read))
     }
@@ -234,7 +235,7 @@ impl RegisterLeases {
         if attempt.created && self.records.others_delete() {
             // Now that the record exists, no other claim is granted, and the clock is an upper bound of the tokens that
             // were granted before.
-            let found = Found { content: Content::Record(Box::new(record)), version };
+            let found = Found { content: Content::Record(Box::new(record)), version, line: None };
             return Ok(Next::Judge(Box::new(self.seen(&claim.name, Some(found)))));
         }
         let stood_still = attempt.created && !self.written_early(&record, attempt).is_zero();
@@ -359,9 +360,4 @@ impl RegisterLeases {
         }
         budget.extend(last.longest_since(began));
     }
-}
-
-/// Returns whether `claim` does not depend on a line or a queue, which only the driver reads.
-fn may_be_unread(claim: &Claim) -> bool {
-    !claim.reads_line && claim.permit_queue.is_none() && !claim.place.may_be_taken(claim.id)
 }

@@ -7,7 +7,7 @@ use super::super::record_cache::Observation;
 use super::super::rules::{self, Attempt, Freed, Settled};
 use super::{Overwrite, RegisterLeases, Sent, not_its_own};
 use crate::error::StoreError;
-use crate::lease::{End, Grant, Id, LossReason, Released, Renewal, Token, deadline};
+use crate::lease::{End, Grant, Id, LossReason, Released, Renewal, State, Token, deadline};
 use crate::register::Version;
 use crate::retry::RetryBudget;
 
@@ -136,6 +136,12 @@ impl RegisterLeases {
                             return Ok(grant.lost(LossReason::Ended));
                         }
                         Settled::Foreign => return Ok(grant.lost(LossReason::RenewedElsewhere)),
+                        Settled::Earlier
+                            if self.rules.lapsed_is_over
+                                && matches!(self.state_of(&reading), State::Lapsed(_)) =>
+                        {
+                            return Ok(grant.lost(LossReason::EXPIRED));
+                        }
                         // The old deadline applies until one of our writes is known to have been applied.
                         Settled::Earlier => None,
                         // Counts from the time at which that attempt was sent.
@@ -144,9 +150,7 @@ impl RegisterLeases {
                     if let Some(Observation { record, version, .. }) = reading.observation {
                         // The token of a late create of the same claim is not certain.
                         memo.confirmed &= record.nonce == memo.record.nonce || applied.is_some();
-                        // Contenders may have seen a heartbeat that the store then lost.
-                        let heartbeat = record.heartbeat.max(memo.record.heartbeat);
-                        (memo.record, memo.version) = (Record { heartbeat, ..record }, version);
+                        (memo.record, memo.version) = (record, version);
                     }
                     applied
                 }

@@ -75,7 +75,7 @@ async fn delete_repeatedly(records: Arc<dyn Records>, name: LockName, late_creat
 /// Deletes the record of `name` if its nonce is one of `late_creates`. A claim that was granted after all, or that
 /// continues, has replaced the nonce, so its record stays.
 async fn delete(records: &dyn Records, name: &LockName, late_creates: &[Id]) -> Result<bool, StoreError> {
-    let Some(Found { content: Content::Record(record), version }) = records.read(name).await? else {
+    let Some(Found { content: Content::Record(record), version, .. }) = records.read(name).await? else {
         return Ok(false);
     };
     if !late_creates.contains(&record.nonce) {

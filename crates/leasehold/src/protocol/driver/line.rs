@@ -11,9 +11,9 @@ use super::super::records::Written;
 use super::super::rules;
 use super::{Reading, RegisterLeases, STORE_TIMEOUT};
 use crate::error::{Fault, StoreError};
-use crate::lease::{self, Claim, HolderInfo, Id, PermitQueue, Standing, Ttl, grace, pause};
+use crate::lease::{self, Claim, HolderInfo, Id, MAX_WAITERS, PermitQueue, Standing, Ttl, grace, pause};
 use crate::register::{Precondition, Version};
-use crate::retry::RetryBudget;
+use crate::retry::{RetryBudget, repeated};
 use crate::types::LockName;
 
 /// How often the probability of an attempt to join is halved at most. This is enough for the 64 processes that fit into
@@ -45,20 +45,30 @@ impl RegisterLeases {
     /// Adds the place of `claim` in the line to `held`, the refusal of the claim. `seen` is the lock's record as it was
     /// read.
     pub(super) fn add_place(&self, claim: &Claim, seen: Option<&Observation>, held: &mut HolderInfo) {
-        let Some(served) = seen.map(|seen| seen.record.served) else { return };
+        let Some(seen) = seen else { return };
+        self.note_place(claim, seen);
+        let served = seen.record.served;
         if claim.place.is_taken(claim.id, served) {
             held.ahead = Some(claim.place.before(claim.id, served).0);
             held.waiter_ahead = claim.place.waiter_ahead(claim.id, served);
         }
     }
 
+    /// Records the place of `claim`, if it may have one, in the line that was read with the record.
+    pub(super) fn note_place(&self, claim: &Claim, seen: &Observation) {
+        if let Some(line) = seen.line.as_ref().filter(|_| claim.place.may_be_taken(claim.id)) {
+            note(claim, line, &seen.record);
+        }
+    }
+
     /// Decides whether the line lets `claim` take the lock. According to `record`, which has been seen unchanged for
     /// `unchanged_for`, the lock may be granted. `is_old` tells whether the lock may have been taken since the record was
-    /// read. Returns an error if the lock is reserved for other waiters.
+    /// read, and `line` is the line if it came with it. Returns an error if the lock is reserved for other waiters.
     pub(super) async fn front(
         &self,
         claim: &Claim,
         record: &Record,
+        line: Option<&Line>,
         unchanged_for: Duration,
         is_old: bool,
     ) -> Result<Front, HolderInfo> {
@@ -75,7 +85,7 @@ impl RegisterLeases {
             return Ok(as_it_was);
         }
         match &claim.permit_queue {
-            None => self.front_of_line(claim, &claim.name, record, unchanged_for, is_old).await,
+            None => self.front_of_line(claim, &claim.name, record, line, unchanged_for, is_old).await,
             Some(PermitQueue { name, first_since: Some(_) }) => {
                 let others_wait = self.cache.recall(name).is_some_and(|queue| queue.record.awaited);
                 Ok(Front { awaited: record.awaited || others_wait, ..as_it_was })
@@ -98,11 +108,11 @@ impl RegisterLeases {
             }
         };
         let unchanged_for = reading.unchanged_for(reading.at);
-        let state = rules::state(reading.found.as_ref(), unchanged_for, self.store_time(), self.rules);
-        match (state, &reading.observation) {
+        match (self.state_of(&reading), &reading.observation) {
             (lease::State::Held(first), _) => Err(HolderInfo { reserved: true, held_for: None, ..first }),
             (_, Some(Observation { record, .. })) if record.awaited => {
-                self.front_of_line(claim, queue, record, unchanged_for, false).await.map(drop)
+                let line = reading.line();
+                self.front_of_line(claim, queue, record, line, unchanged_for, false).await.map(drop)
             }
             _ => Ok(()),
         }
@@ -114,12 +124,17 @@ impl RegisterLeases {
         claim: &Claim,
         name: &LockName,
         record: &Record,
+        line: Option<&Line>,
         unchanged_for: Duration,
         is_old: bool,
     ) -> Result<Front, HolderInfo> {
         let as_it_was = Front::of(record);
-        let line = match self.line(name).await {
-            Ok(Some((line, _))) => line,
+        let line = match line {
+            Some(line) => Ok(Some(line.clone())),
+            None => self.line(name).await.map(|found| found.map(|(line, _)| line)),
+        };
+        let line = match line {
+            Ok(Some(line)) => line,
             Ok(None) => return Ok(Front { awaited: false, ..as_it_was }),
             Err(error) => {
                 tracing::debug!(lock = %name, %error, "the line of waiters cannot be read");
@@ -159,7 +174,7 @@ impl RegisterLeases {
     /// whether the claim has just joined.
     pub(super) async fn keep_place(&self, claim: &Claim, reading: &Reading) -> bool {
         let Some(Observation { record, version, .. }) = &reading.observation else { return false };
-        if record.state == RecordState::Free {
+        if record.state == RecordState::Free || self.claims_in_turn() {
             return false;
         }
         let is_new = self.joins(claim) && !claim.place.is_taken(claim.id, record.served);
@@ -211,16 +226,9 @@ impl RegisterLeases {
         if line.as_ref().is_some_and(|line| note(claim, line, record).number.is_some()) {
             return Ok(());
         }
-        let waiter = Waiter {
-            number: 0,
-            claim: claim.id,
-            holder: claim.holder.of_the_past(),
-            since_us: self.store_time().map(|store| store.hi_us),
-            polls_ms: 0,
-        };
         let longest = self.records.capabilities().poll_interval.max;
         let pause = |ahead| pause(longest, ahead, claim.ttl);
-        let Some(line) = Line::joined(line, waiter, record, pause) else { return Ok(()) };
+        let Some(line) = Line::joined(line, self.waiter(claim), record, pause) else { return Ok(()) };
         claim.place.tries_to_join(claim.id);
         let expect = version.as_ref().map_or(Precondition::Absent, Precondition::Version);
         let bytes = line.to_bytes().map_err(Fault::not_applied)?;
@@ -230,6 +238,35 @@ impl RegisterLeases {
             claim.place.conflicted(claim.id);
         }
         Ok(())
+    }
+
+    /// Adds `claim` to the line of a store that claims in turn, and returns what the store answers.
+    pub(super) async fn join_in_turn(
+        &self,
+        claim: &Claim,
+        budget: &RetryBudget<'_>,
+    ) -> Result<Reading, StoreError> {
+        let in_ms = |pause: Duration| u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
+        let pause = |ahead| in_ms(pause(self.records.capabilities().poll_interval.max, ahead, claim.ttl));
+        let waiter = Waiter { polls_ms: pause(0), ..self.waiter(claim) };
+        claim.place.tries_to_join(claim.id);
+        let joined = self.records.join(&claim.name, &waiter, pause(MAX_WAITERS - 1));
+        let reading = self.seen(&claim.name, budget.request(joined).await?);
+        if let Some(seen) = &reading.observation {
+            self.note_place(claim, seen);
+        }
+        Ok(reading)
+    }
+
+    /// Returns the entry of `claim` in a line, without its number and pause.
+    fn waiter(&self, claim: &Claim) -> Waiter {
+        Waiter {
+            number: 0,
+            claim: claim.id,
+            holder: claim.holder.of_the_past(),
+            since_us: self.store_time().map(|store| store.hi_us),
+            polls_ms: 0,
+        }
     }
 
     /// Marks a lock's record as awaited.
@@ -253,6 +290,9 @@ impl RegisterLeases {
             return Ok(());
         }
         let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
+        if self.claims_in_turn() {
+            return repeated(&mut budget, || self.records.leave(name, claim)).await;
+        }
         loop {
             match self.try_to_leave(name, claim, &budget).await {
                 Ok(true) => return Ok(()),
@@ -286,11 +326,20 @@ impl RegisterLeases {
     }
 
     /// Returns the waiters in the line, for people. A line that cannot be read counts as empty.
-    pub(super) async fn waiters(&self, name: &LockName, record: &Record) -> Vec<lease::Waiter> {
+    pub(super) async fn waiters(
+        &self,
+        name: &LockName,
+        record: &Record,
+        line: Option<&Line>,
+    ) -> Vec<lease::Waiter> {
         if !record.awaited || !self.records.has_lines() {
             return Vec::new();
         }
-        let Ok(Some((line, _))) = self.line(name).await else { return Vec::new() };
+        let read = match line {
+            None => self.line(name).await.ok().flatten(),
+            Some(_) => None,
+        };
+        let Some(line) = line.or(read.as_ref().map(|(line, _)| line)) else { return Vec::new() };
         let now_us = self.store_time().map(|store| store.lo_us);
         let shown = line.waiting(record).map(|waiter| {
             let mut shown = lease::Waiter::new(waiter.holder.clone());

@@ -29,12 +29,18 @@ impl RegisterLeases {
     /// Caches the content of a response that has just arrived.
     pub(super) fn seen(&self, name: &LockName, found: Option<Found>) -> Reading {
         let at = self.now(); // After the response: rule 1.
-        let Some(Found { content, version }) = found else {
+        let Some(Found { mut content, version, line }) = found else {
             self.cache.forget(name);
             return Reading { found: None, observation: None, at };
         };
-        let observation = match &content {
-            Content::Record(record) => Some(self.cache.see(name, (**record).clone(), version, at)),
+        let observation = match &mut content {
+            Content::Record(record) => {
+                if let Some(line) = &line {
+                    let is_awaited = line.waiting(record).next().is_some();
+                    record.awaited = is_awaited;
+                }
+                Some(self.cache.see_with_line(name, (**record).clone(), version, line, at))
+            }
             Content::Foreign(_, _) => {
                 self.cache.forget(name);
                 None
@@ -87,7 +93,9 @@ impl RegisterLeases {
                 let before = there.map(|(_, before)| before);
                 budget.request(self.records.write(name, expect, before, record)).await
             }
-            Overwrite::AnyFree(tokens) => budget.request(self.records.claim(name, record, tokens)).await,
+            Overwrite::AnyFree { tokens, barges } => {
+                budget.request(self.records.claim(name, record, tokens, barges)).await
+            }
         };
         let answer = match answer {
             Ok(Written::Granted { record, version, after }) => {

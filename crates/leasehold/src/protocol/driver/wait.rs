@@ -7,7 +7,6 @@ use futures_util::future::BoxFuture;
 
 use super::super::record::RecordState;
 use super::super::record_cache::Observation;
-use super::super::rules;
 use super::{Reading, RegisterLeases, STORE_TIMEOUT};
 use crate::clock::Deadline;
 use crate::error::{Fault, StoreError};
@@ -53,22 +52,28 @@ impl Watch for RegisterLeases {
                 false => pacing.pause(self.now(), held.token, age, None, &env.random),
             };
             // Waiters join the line in the order of their arrival, so the first poll comes soon.
-            let joins_next = joins && is_first && !seen.reserved && !claim.place.is_taken(claim.id, served);
+            let in_turn = self.claims_in_turn();
+            let has_no_place =
+                joins && (!seen.reserved || in_turn) && !claim.place.is_taken(claim.id, served);
+            let joins_next = is_first && has_no_place;
             let pause = if joins_next { env.random.jittered(poll_interval.min, 0.1) } else { pause };
             is_first = false;
             let pause = pacing.until(lease::pause(pause, ahead, claim.ttl), due, &env.random);
-            if joins_next && self.records.calls_the_first() {
-                // Nothing calls it before it has joined.
+            if joins_next && in_turn {
+                // The response says whether the lock has become free.
             } else if self.records.calls_the_first() || ahead == 0 && !seen.reserved {
-                self.pause(&claim.name, Some(claim.id), pause, &mut freed).await;
+                let is_free = self.pause(&claim.name, Some(claim.id), pause, &mut freed).await;
+                if is_free && in_turn {
+                    return Ok(());
+                }
             } else {
                 // Other waiters come first, so this one need not notice a release.
                 env.sleep(pause).await;
             }
+            let waiter = (joins || leads).then_some(claim);
             let (reading, had_trouble, has_joined) =
-                self.poll(&claim.name, (joins || leads).then_some(claim), claim.poll_timeout()).await?;
-            let unchanged_for = reading.unchanged_for(reading.at);
-            match rules::state(reading.found.as_ref(), unchanged_for, self.store_time(), self.rules) {
+                self.poll(&claim.name, waiter, in_turn && has_no_place, claim.poll_timeout()).await?;
+            match self.state_of(&reading) {
                 lease::State::Held(still) if !seen.reserved && still.in_cooldown == seen.in_cooldown => {
                     held = still;
                 }
@@ -79,7 +84,12 @@ impl Watch for RegisterLeases {
             }
             pacing.polled(had_trouble);
             let has_next_holder = joins && has_place && held.token != seen.token;
-            if has_joined || has_next_holder {
+            let has_moved = reading.observation.as_ref().is_some_and(|now| {
+                self.note_place(claim, now);
+                let ahead = claim.place.before(claim.id, now.record.served).0;
+                now.line.is_some() && has_place && seen.ahead != Some(ahead)
+            });
+            if has_joined || has_next_holder || has_moved {
                 // Returns so that the caller learns who has the lock and who is before it.
                 claim.place.polled(claim.id);
                 return Ok(());
@@ -115,9 +125,8 @@ impl RegisterLeases {
             self.pause(name, None, pause, &mut freed).await;
             // Polls with a read even if the lease should have lapsed by now. It may have been renewed since the last
             // read, and only one of the waiters can be granted the lock.
-            let (reading, had_trouble, _) = self.poll(name, None, limit).await?;
-            let unchanged_for = reading.unchanged_for(reading.at);
-            match rules::state(reading.found.as_ref(), unchanged_for, self.store_time(), self.rules) {
+            let (reading, had_trouble, _) = self.poll(name, None, false, limit).await?;
+            match self.state_of(&reading) {
                 lease::State::Held(still) if still.in_cooldown == seen.in_cooldown => held = still,
                 _ => return Ok(()),
             }
@@ -136,7 +145,7 @@ fn withheld(seen: &HolderInfo) -> Option<Duration> {
 type Freed<'a> = BoxFuture<'a, ()>;
 
 impl RegisterLeases {
-    /// Waits for `pause`, or until `freed` completes. After that, `freed` is started again only after a full pause.
+    /// Waits for `pause`, or until `freed` completes, and returns whether it has. After that, `freed` is started again only after a full pause.
     /// Otherwise an outdated report of the store would cause polls without any pause.
     async fn pause<'a>(
         &'a self,
@@ -144,12 +153,12 @@ impl RegisterLeases {
         claim: Option<Id>,
         pause: Duration,
         freed: &mut Option<Freed<'a>>,
-    ) {
+    ) -> bool {
         let env = self.records.env();
         let Some(waiting) = freed.as_mut() else {
             env.sleep(pause).await;
             *freed = Some(self.records.freed(name, claim));
-            return;
+            return false;
         };
         let is_free = tokio::select! {
             biased;
@@ -160,15 +169,17 @@ impl RegisterLeases {
             // A store that calls a claim does so once for each time that the lock becomes free.
             *freed = self.records.calls_the_first().then(|| self.records.freed(name, claim));
         }
+        is_free
     }
 
     /// Reads the record for a waiter, and makes sure that `claim` has a place in the line. Also returns whether the
-    /// store failed, and whether the claim has just joined. Runs in a task, because a caller that stops polling the
+    /// store failed, and whether the claim has just joined. If it `joins`, the request that adds it to the line also reads. Runs in a task, because a caller that stops polling the
     /// future must not keep its permit.
     async fn poll(
         &self,
         name: &LockName,
         claim: Option<&Claim>,
+        joins: bool,
         limit: Duration,
     ) -> Result<(Reading, bool, bool), StoreError> {
         let (leases, name, claim) = (self.clone(), name.clone(), claim.cloned());
@@ -176,6 +187,11 @@ impl RegisterLeases {
             let permit = leases.polls.permit(Deadline::new(leases.now(), Duration::ZERO)).await;
             let mut budget = leases.budget(limit, Ttl::DEFAULT);
             let look = async {
+                if let Some(claim) = claim.as_ref().filter(|_| joins) {
+                    let reading = leases.join_in_turn(claim, &budget).await?;
+                    let served = reading.observation.as_ref().map_or(0, |seen| seen.record.served);
+                    return Ok((reading, false, claim.place.is_taken(claim.id, served)));
+                }
                 let reading = leases.read(&name, &mut budget).await?;
                 let has_joined = match &claim {
                     Some(claim) => leases.keep_place(claim, &reading).await,

@@ -161,7 +161,7 @@ impl Records for ExistenceRecords {
             fault.message = format!("{name}: {}", fault.message);
             fault.not_applied()
         })?;
-        Ok(Some(Found { content, version: Tagged { token, version: cell.version }.to_version() }))
+        Ok(Some(Found { content, version: Tagged { token, version: cell.version }.to_version(), line: None }))
     }
 
     async fn write(

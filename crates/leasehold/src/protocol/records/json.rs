@@ -50,7 +50,7 @@ impl Records for JsonRecords {
             // Clients of that protocol treat a missing object as free and would not understand a free record.
             content = Content::Foreign(format!("a lock of leasehold's protocol={protocol}"), None);
         }
-        Ok(Some(Found { content, version: cell.version }))
+        Ok(Some(Found { content, version: cell.version, line: None }))
     }
 
     async fn write(

@@ -15,7 +15,7 @@ use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
     AcquireOutcome, Capabilities, Claim, Evicted, Grant, Holder, HolderInfo, Id, LeaseStore, PollInterval,
-    Released, Renewal, StoreOptions, Ttl, Watch,
+    Released, Renewal, StoreOptions, Ttl,
 };
 use crate::protocol::RegisterLeases;
 use crate::register::{Precondition, Version};
@@ -45,10 +45,6 @@ struct Table {
     log: Mutex<Vec<&'static str>>,
     /// Claims that are still under way.
     late: Mutex<Vec<(LockName, Record)>>,
-    /// A table that may lose writes in a failover, and also grants locks without a record.
-    is_replicated: bool,
-    /// For how long it grants nothing.
-    withholds: Mutex<Option<Duration>>,
 }
 
 #[derive(Clone, Debug)]
@@ -62,7 +58,11 @@ impl Row {
     fn found(&self) -> Found {
         let mut record = self.record.clone();
         record.renewed_at_us = record.renewed_at_us.or(self.stamp);
-        Found { content: Content::Record(Box::new(record)), version: Version::new(self.version.to_string()) }
+        Found {
+            content: Content::Record(Box::new(record)),
+            version: Version::new(self.version.to_string()),
+            line: None,
+        }
     }
 }
 
@@ -99,18 +99,7 @@ impl Client {
         if matches!(harm, Some(Harm::RequestLost | Harm::RequestLate)) {
             return Err(lost());
         }
-        let withholds = *self.table.withholds.lock().unwrap();
-        let written = match withholds {
-            Some(left) => {
-                let lapses_within = Some(left);
-                Written::Withheld(Box::new(HolderInfo {
-                    withheld: true,
-                    lapses_within,
-                    ..HolderInfo::default()
-                }))
-            }
-            None => change(&mut self.table.rows.lock().unwrap()),
-        };
+        let written = change(&mut self.table.rows.lock().unwrap());
         if harm == Some(Harm::AnswerLost) {
             return Err(lost());
         }
@@ -125,12 +114,7 @@ fn put(rows: &mut BTreeMap<LockName, Row>, name: &LockName, record: &Record) -> 
     Written::Committed { record: Box::new(record.clone()), version: Version::new(version.to_string()) }
 }
 
-fn grant_unseen(
-    rows: &mut BTreeMap<LockName, Row>,
-    name: &LockName,
-    record: &Record,
-    creates: bool,
-) -> Written {
+fn grant_unseen(rows: &mut BTreeMap<LockName, Row>, name: &LockName, record: &Record) -> Written {
     match rows.get(name) {
         Some(Row { record: free, .. })
             if free.state == RecordState::Free && !free.unconfirmed && free.grant != record.grant =>
@@ -139,7 +123,6 @@ fn grant_unseen(
             let history = free.history.clone();
             put(rows, name, &Record { token, history, ..record.clone() })
         }
-        None if creates => put(rows, name, &Record { token: Token::new(1).unwrap(), ..record.clone() }),
         row => refused(row),
     }
 }
@@ -175,20 +158,22 @@ impl Records for Client {
         })
     }
 
-    async fn claim(&self, name: &LockName, record: &Record, _tokens: u64) -> Result<Written, StoreError> {
+    async fn claim(
+        &self,
+        name: &LockName,
+        record: &Record,
+        _tokens: u64,
+        _barges: bool,
+    ) -> Result<Written, StoreError> {
         let harm = self.table.harms.lock().unwrap().front().copied();
         if matches!(harm, Some(Harm::RequestLate | Harm::SentTwice)) {
             self.table.late.lock().unwrap().push((name.clone(), record.clone()));
         }
-        self.change("claim", |rows| grant_unseen(rows, name, record, self.table.is_replicated))
+        self.change("claim", |rows| grant_unseen(rows, name, record))
     }
 
     fn claims(&self) -> Claims {
-        if self.table.is_replicated { Claims::Always } else { Claims::Free }
-    }
-
-    fn loses_writes(&self) -> bool {
-        self.table.is_replicated
+        Claims::Free
     }
 
     fn others_delete(&self) -> bool {
@@ -215,8 +200,7 @@ impl Records for Client {
         if let Some(dated) = &self.dated {
             return dated.bounds(self.env.now());
         }
-        let is_known = self.table.is_replicated || *self.answered.lock().unwrap();
-        is_known.then_some(StoreTime::exactly(now_us))
+        self.answered.lock().unwrap().then_some(StoreTime::exactly(now_us))
     }
 
     fn env(&self) -> &Env {
@@ -240,12 +224,6 @@ struct World {
 impl World {
     fn new() -> Self {
         Self { table: Arc::default(), clock: Arc::default() }
-    }
-
-    /// Creates a table that may lose writes in a failover.
-    fn replicated() -> Self {
-        let table = Table { is_replicated: true, ..Table::default() };
-        Self { table: Arc::new(table), clock: Arc::default() }
     }
 
     fn client(&self) -> RegisterLeases {
@@ -281,7 +259,7 @@ impl World {
     /// Delivers the requests that were late.
     fn deliver(&self) {
         for (name, record) in std::mem::take(&mut *self.table.late.lock().unwrap()) {
-            grant_unseen(&mut self.table.rows.lock().unwrap(), &name, &record, false);
+            grant_unseen(&mut self.table.rows.lock().unwrap(), &name, &record);
         }
     }
 
@@ -520,37 +498,4 @@ async fn rule_10_a_takeover_by_a_foreign_client_is_a_loss() {
     let claim = claim(&client);
     let (verdict, ()) = futures_util::future::join(client.try_acquire(&claim), meddled).await;
     assert!(matches!(verdict.unwrap(), AcquireOutcome::Lost(_)));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_store_that_always_claims_is_asked_once() {
-    let world = World::replicated();
-    let (one, two) = (world.client(), world.client());
-    let mut first = granted(&one).await;
-    assert_eq!(world.requests(), ["claim"], "there is no record");
-    held(&two).await;
-    held(&two).await;
-    assert_eq!(world.requests(), ["claim", "claim"], "the refusal contains the record");
-    one.release(&mut first, None).await.unwrap();
-    world.requests();
-    granted(&two).await;
-    assert_eq!(world.requests(), ["claim"], "over a record that was held when it was read");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_store_that_withholds_grants_is_asked_again_later() {
-    let world = World::replicated();
-    let client = world.client();
-    let left = Duration::from_secs(60);
-    *world.table.withholds.lock().unwrap() = Some(left);
-    let told = held(&client).await;
-    assert!(told.withheld && told.lapses_within == Some(left));
-    assert_eq!(world.requests(), ["claim"]);
-    let began = client.env().now();
-    client.turn(&claim(&client), &told).await.unwrap();
-    client.changed(&name(), &told).await.unwrap();
-    assert_eq!(client.env().now().shortest_since(began), 2 * left);
-    assert!(world.requests().is_empty(), "it does not poll");
-    *world.table.withholds.lock().unwrap() = None;
-    granted(&client).await;
 }

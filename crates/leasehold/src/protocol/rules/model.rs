@@ -18,7 +18,7 @@ use crate::runtime::hand_off::Tokens;
 /// The claim that is judged, and another claim.
 const OURS: u8 = 1;
 const OTHERS: u8 = 2;
-const RULES: Rules = Rules { store_clock: true, margin: Duration::from_secs(5) };
+const RULES: Rules = Rules { store_clock: true, margin: Duration::from_secs(5), lapsed_is_over: false };
 
 #[test]
 fn the_model_judges_what_an_acquirer_reads_as_the_library_does() {

@@ -6,7 +6,7 @@ use crate::LockName;
 use crate::env::Env;
 use crate::lease::{Holder, State, Ttl};
 
-const RULES: Rules = Rules { store_clock: true, margin: Duration::from_secs(5) };
+const RULES: Rules = Rules { store_clock: true, margin: Duration::from_secs(5), lapsed_is_over: false };
 const NOW_US: u64 = 1_000_000_000;
 
 fn id(number: u8) -> Id {
@@ -140,6 +140,20 @@ fn a_lock_of_a_dead_holder_is_reported_as_lapsed() {
     assert!(matches!(state(Some(&content), unchanged_for, None, RULES), State::Lapsed(_)));
     let free = Content::Record(Box::new(freed(&held_record(), End::Released, None, None, id(3))));
     assert!(matches!(state(Some(&free), Duration::ZERO, None, RULES), State::Free));
+}
+
+/// Another client may have held the lock since, and leaves no trace.
+#[test]
+fn a_lapsed_grant_of_this_claim_is_over_if_others_leave_no_trace() {
+    let record = held_record();
+    let claim = Claim { id: record.grant, repeatable: true, ..claim() };
+    let content = Content::Record(Box::new(Record { unconfirmed: false, ..record }));
+    let judged = |unchanged_for, lapsed_is_over| {
+        judge(&claim, &[], Some(&content), unchanged_for, None, Rules { lapsed_is_over, ..RULES })
+    };
+    assert!(matches!(judged(Duration::MAX, true), Claimed::Lost(_)));
+    assert!(matches!(judged(Duration::ZERO, true), Claimed::Grantable { .. }), "it has not lapsed");
+    assert!(matches!(judged(Duration::MAX, false), Claimed::Grantable { .. }), "nobody held the lock since");
 }
 
 #[test]

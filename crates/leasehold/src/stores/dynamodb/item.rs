@@ -62,15 +62,23 @@ pub(super) fn read(item: &Item, dialect: Dialect) -> Result<Found, Fault> {
     }
     let (Some(owner), Some(version)) = (text(item, OWNER), text(item, VERSION)) else {
         let what = "an item without ownerName and recordVersionNumber, which is not a lock";
-        return Ok(Found { content: Content::Foreign(what.to_owned(), None), version: Version::new("") });
+        return Ok(Found {
+            content: Content::Foreign(what.to_owned(), None),
+            version: Version::new(""),
+            line: None,
+        });
     };
     let ours = map(item, OURS).filter(|ours| text(ours, "version") == Some(version));
     Ok(match ours {
         Some(ours) => {
             let record = Box::new(own(item, ours, version)?);
-            Found { version: version_of(&record), content: Content::Record(record) }
+            Found { version: version_of(&record), content: Content::Record(record), line: None }
         }
-        None => Found { content: others(item, owner, version, dialect)?, version: Version::new(version) },
+        None => Found {
+            content: others(item, owner, version, dialect)?,
+            version: Version::new(version),
+            line: None,
+        },
     })
 }
 

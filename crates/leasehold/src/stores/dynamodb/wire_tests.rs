@@ -183,7 +183,8 @@ async fn a_claim_raises_the_token_and_reads_the_record_in_one_request() {
     let attributes: serde_json::Map<String, Value> =
         item::tests::item(&granted).into_iter().map(|(name, value)| (name, wire(&value))).collect();
     let server = Server::always(ok(&json!({"Attributes": attributes}))).await;
-    let Written::Committed { record: written, .. } = server.store().claim(&x(), &record(), 1).await.unwrap()
+    let Written::Committed { record: written, .. } =
+        server.store().claim(&x(), &record(), 1, false).await.unwrap()
     else {
         panic!()
     };
@@ -208,7 +209,7 @@ async fn a_claim_raises_the_token_and_reads_the_record_in_one_request() {
 
     for useless in [json!({}), json!({"Attributes": {}}), json!({"Attributes": {"ownerName": {"N": "1"}}})] {
         let server = Server::always(ok(&useless)).await;
-        let error = server.store().claim(&x(), &record(), 1).await.unwrap_err();
+        let error = server.store().claim(&x(), &record(), 1, false).await.unwrap_err();
         assert!(matches!(error, StoreError::MaybeApplied(_)), "it was granted: {error:?}");
     }
 }
@@ -232,13 +233,13 @@ fn wire(value: &aws_sdk_dynamodb::types::AttributeValue) -> Value {
 #[tokio::test]
 async fn a_conflict_returns_the_stored_item() {
     let there = Server::always(conflict(&json!({"Item": java_item()}))).await;
-    for result in [write(&there.store()).await, there.store().claim(&x(), &record(), 1).await] {
+    for result in [write(&there.store()).await, there.store().claim(&x(), &record(), 1, false).await] {
         let Ok(Written::Conflict(Refusal::Found(found))) = result else { panic!("{result:?}") };
         assert_eq!(found.version, v1());
     }
     let nothing = Server::always(conflict(&json!({}))).await;
     // A create follows, which the server refuses if there is an item after all.
-    let result = nothing.store().claim(&x(), &record(), 1).await;
+    let result = nothing.store().claim(&x(), &record(), 1, false).await;
     assert!(matches!(result, Ok(Written::Conflict(Refusal::Absent))), "{result:?}");
     // A refusal without an item does not prove that there is none, because not every server returns the item. Otherwise
     // a holder's request would report a deleted record, although the item exists.
@@ -265,7 +266,9 @@ async fn no_error_is_retried_inside_the_client() {
     for (status, headers, code, maybe, kind, wait) in rows {
         let server = Server::always(refused(status, headers, code)).await;
         let store = server.store();
-        for error in [write(&store).await.unwrap_err(), store.claim(&x(), &record(), 1).await.unwrap_err()] {
+        for error in
+            [write(&store).await.unwrap_err(), store.claim(&x(), &record(), 1, false).await.unwrap_err()]
+        {
             assert_eq!(matches!(error, StoreError::MaybeApplied(_)), maybe, "{error:?}");
             assert_eq!(
                 (error.fault().kind, error.fault().retry_after),

@@ -141,7 +141,7 @@ impl Lease {
 
     /// Returns the state of the lock. Never guesses: a Lease in an unknown form is foreign or an error.
     pub(super) fn found(&self) -> Result<Found, Fault> {
-        Ok(Found { content: self.content()?, version: self.version() })
+        Ok(Found { content: self.content()?, version: self.version(), line: None })
     }
 
     fn content(&self) -> Result<Content, Fault> {

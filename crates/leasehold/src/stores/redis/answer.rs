@@ -6,8 +6,9 @@ use redis::{PushInfo, PushKind, Value};
 
 use super::scripts::FIELDS;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{Token, printable};
-use crate::protocol::record::{Content, Record, RecordState, parse};
+use crate::lease::{Holder, Id, MAX_WAITERS, Token, Ttl, printable};
+use crate::protocol::line::{Line, Waiter};
+use crate::protocol::record::{Content, FORMAT, Record, RecordState, parse};
 use crate::protocol::records::Found;
 use crate::register::Version;
 
@@ -42,11 +43,35 @@ impl Answer {
                 kind => format!("another client, with a key of type {}", printable(kind, 20)),
             };
             let left = u64::try_from(*left_ms).ok().map(Duration::from_millis);
-            return Ok(Some(Found { content: Content::Foreign(what, left), version: Version::new("") }));
+            let (content, line) = (Content::Foreign(what, left), Some(self.line()));
+            return Ok(Some(Found { content, version: Version::new(""), line }));
         }
-        let Some(version) = self.field("version") else { return Ok(None) };
+        let line = Some(self.line());
+        let Some(version) = self.field("version") else {
+            // Processes wait for a lock that only other clients have held.
+            let awaited = self.field("line").is_some_and(|line| !line.is_empty());
+            let content = Content::Record(Box::new(never_granted()));
+            return Ok(awaited.then(|| Found { content, version: Version::new(""), line }));
+        };
         let record = self.record().map_err(|why| garbled(&why, key))?;
-        Ok(Some(Found { content: Content::Record(Box::new(record)), version: Version::new(version) }))
+        Ok(Some(Found { content: Content::Record(Box::new(record)), version: Version::new(version), line }))
+    }
+
+    /// Returns the line. Entries whose beginning cannot be read do not count, as in the scripts.
+    fn line(&self) -> Line {
+        let entry = |entry: &str| {
+            let (number, rest) = entry.split_once(' ')?;
+            let (polls_ms, rest) = rest.split_once(' ')?;
+            let (claim, waiter) = rest.split_once(' ')?;
+            let waiter: Option<Waiter> = serde_json::from_str(waiter).ok();
+            let holder = waiter.as_ref().map(|waiter| waiter.holder.clone()).unwrap_or_default();
+            let since_us = waiter.and_then(|waiter| waiter.since_us);
+            let number = number.parse().ok().filter(|number| *number < Token::LIMIT)?;
+            let polls_ms = polls_ms.parse().ok()?;
+            Some(Waiter { number, claim: claim.parse().ok()?, holder, since_us, polls_ms })
+        };
+        let entries = self.field("line").unwrap_or("").split('\n').filter_map(entry);
+        Line::of(entries.take(MAX_WAITERS).collect())
     }
 
     fn field(&self, name: &str) -> Option<&str> {
@@ -93,7 +118,7 @@ pub(super) struct Fields {
 }
 
 impl Fields {
-    /// Returns the fields of `record`, which replaces `before`.
+    /// Returns the fields of `record`, which replaces `before`. The line alone says whether the lock is awaited.
     pub(super) fn of(record: &Record, before: Option<&Record>) -> Result<Self, Fault> {
         let unwritten = |error: serde_json::Error| {
             Fault::new(ErrorKind::Invalid, format!("the lock record cannot be written: {error}"))
@@ -106,24 +131,42 @@ impl Fields {
         let bare = Record {
             token: Token::default(),
             served: 0,
+            awaited: false,
             renewed_at_us: None,
             history: vec![],
             ..record.clone()
         };
         let record_text = serde_json::to_string(&bare).map_err(unwritten)?;
         Ok(Self {
-            version: version(record),
+            version: Version::new(record.nonce.to_string()),
             record: record_text,
             history,
-            is_open: record.state == RecordState::Free && !record.awaited && !record.unconfirmed,
+            is_open: record.state == RecordState::Free && !record.unconfirmed,
         })
     }
 }
 
-/// Returns the version of `record`. Only a mark changes a record and keeps its nonce.
-pub(super) fn version(record: &Record) -> Version {
-    let mark = if record.awaited { "+" } else { "" };
-    Version::new(format!("{}{mark}", record.nonce))
+/// Returns the record of a lock without one, which the next grant replaces. Records may have been deleted before, so the
+/// token of that grant comes from the server's clock.
+fn never_granted() -> Record {
+    Record {
+        leasehold: FORMAT,
+        state: RecordState::Free,
+        token: Token::default(),
+        grant: Id::NONE,
+        heartbeat: 0,
+        nonce: Id::NONE,
+        ttl_ms: Ttl::DEFAULT.as_millis(),
+        lock_delay_ms: 0,
+        holder: Holder::default(),
+        granted_at_us: None,
+        renewed_at_us: None,
+        rest_ms: None,
+        unconfirmed: true,
+        awaited: true,
+        served: 0,
+        history: vec![],
+    }
 }
 
 /// Returns the error for a record that cannot be parsed. Such a record is never overwritten and never granted.
@@ -179,7 +222,8 @@ mod tests {
     fn answer(record: &Record, other: &[(&str, &str)]) -> Answer {
         let fields = Fields::of(record, None).unwrap();
         let (token, grant) = (record.token.get().to_string(), record.grant.to_string());
-        let all = [fields.version.as_str(), &grant, &token, "0", "3", "12", &fields.record, &fields.history];
+        let all =
+            [fields.version.as_str(), &grant, &token, "0", "3", "12", &fields.record, &fields.history, ""];
         let own = FIELDS.iter().zip(all).map(|(name, value)| {
             let other = other.iter().find(|(other, _)| other == name);
             Some(other.map_or(value, |(_, value)| value).to_owned())
@@ -197,20 +241,17 @@ mod tests {
     fn a_record_is_read_as_it_was_written() {
         let record = golden_record("1-held.json");
         let found = answer(&record, &[]).found("k").unwrap().unwrap();
-        assert_eq!(found.version, version(&record));
+        assert_eq!(found.version.as_str(), record.nonce.to_string());
         let Content::Record(read) = found.content else { panic!("foreign") };
         assert_eq!(*read, Record { served: 3, renewed_at_us: Some(12), ..record.clone() });
-        let marked = Record { awaited: true, ..record.clone() };
-        assert_ne!(version(&marked), version(&record));
-        assert!(Fields::of(&marked, Some(&record)).unwrap().history.is_empty(), "it has not changed");
+        assert!(Fields::of(&record, Some(&record)).unwrap().history.is_empty(), "it has not changed");
     }
 
     #[test]
-    fn only_a_free_record_that_no_process_awaits_is_open() {
+    fn only_a_free_record_is_open() {
         let free = golden_record("1-free.json");
         let is_open = |record: Record| Fields::of(&record, None).unwrap().is_open;
         assert!(is_open(free.clone()));
-        assert!(!is_open(Record { awaited: true, ..free.clone() }));
         assert!(!is_open(Record { unconfirmed: true, ..free }));
         assert!(!is_open(golden_record("1-held.json")));
     }
@@ -234,6 +275,31 @@ mod tests {
     }
 
     #[test]
+    fn the_entries_of_a_line_that_can_be_read_count() {
+        let record = golden_record("1-free.json");
+        let claim = "11112222333344445555666677778888";
+        let entry = format!(
+            r#"{{"number":0,"claim":"{claim}","holder":{{"name":"carol","host":"h","pid":1}},"polls_ms":1}}"#
+        );
+        let line = format!("4 500 {claim} {entry}\nx\n5 y {claim} {entry}\n9 700 {claim} x\n");
+        let line = answer(&record, &[("line", &line)]).found("k").unwrap().unwrap().line.unwrap();
+        let read: Vec<_> =
+            line.waiting(&record).map(|one| (one.number, one.polls_ms, &*one.holder.name)).collect();
+        assert_eq!(read, [(4, 500, "carol"), (9, 700, "")]);
+    }
+
+    #[test]
+    fn waiters_without_a_record_wait_for_a_lock_that_was_never_granted() {
+        let mut answer =
+            answer(&golden_record("1-free.json"), &[("line", "1 500 11112222333344445555666677778888 x")]);
+        answer.fields[0] = None;
+        let found = answer.found("k").unwrap().unwrap();
+        assert_eq!((found.version.as_str(), found.content), ("", Content::Record(Box::new(never_granted()))));
+        answer.fields[8] = None;
+        assert!(answer.found("k").unwrap().is_none());
+    }
+
+    #[test]
     fn the_key_of_another_client_outweighs_the_record() {
         let mut answer = answer(&golden_record("1-held.json"), &[]);
         for (kind, left_ms, left) in [("string", 7, Some(Duration::from_millis(7))), ("hash", -1, None)] {
@@ -253,7 +319,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_record_causes_a_panic(
-            fields in proptest::collection::vec(proptest::option::of(any::<String>()), 0..9),
+            fields in proptest::collection::vec(proptest::option::of(any::<String>()), 0..10),
             kind in any::<String>(),
             left_ms in any::<i64>(),
             is_foreign in any::<bool>(),

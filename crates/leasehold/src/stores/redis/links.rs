@@ -69,6 +69,9 @@ impl Links {
             };
             if let Ok(link) = &link {
                 *links.current() = Some(link.clone());
+                if links.calls.are_expected() {
+                    links.listen();
+                }
             }
             let _ = give.send(link);
         });

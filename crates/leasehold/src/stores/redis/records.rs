@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use futures_util::stream::{BoxStream, StreamExt, TryStreamExt};
 use redis::{Script, ScriptInvocation, Value};
 
@@ -20,13 +19,15 @@ use super::server::ServerInfo;
 use crate::clock::{StoreTime, micros};
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
-use crate::error::{Error, Fault, StoreError};
+use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{Capabilities, Claim, Id, Token, Ttl, attempt_limit};
+use crate::protocol::line::Waiter;
 use crate::protocol::record::{Content, Record, RecordState};
 use crate::protocol::records::{Claims, Found, Records, Refusal, Written};
 use crate::protocol::unseen_grant;
 use crate::register::{Precondition, Version};
 use crate::stores::grace;
+use crate::stores::notifications::Called;
 use crate::stores::pages::{self, Page};
 use crate::stores::worker::OnWorker;
 use crate::types::LockName;
@@ -37,7 +38,7 @@ const PAGE: usize = 1_000;
 /// The longest time to live of a string, so that its end is a time that Redis accepts.
 const LONGEST_STRING: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// The version of any free record that no process awaits.
+/// The version of any free record that no other claim awaits.
 const ANY_FREE: &str = "*";
 
 /// The records of one database. The store's thread drives the connection, so that it does not depend on the runtime of a
@@ -103,13 +104,20 @@ impl Records for RedisRecords {
         self.write_as(step, name, expected(expect), before, record, record.token.get()).await
     }
 
-    async fn claim(&self, name: &LockName, record: &Record, tokens: u64) -> Result<Written, StoreError> {
+    async fn claim(
+        &self,
+        name: &LockName,
+        record: &Record,
+        tokens: u64,
+        barges: bool,
+    ) -> Result<Written, StoreError> {
         // The free record keeps its history.
-        self.write_as(Step::Grant, name, ANY_FREE, Some(record), record, tokens).await
+        let record = Record { served: u64::from(barges), ..record.clone() };
+        self.write_as(Step::Grant, name, ANY_FREE, Some(&record), &record, tokens).await
     }
 
     fn claims(&self) -> Claims {
-        Claims::Always
+        Claims::InTurn
     }
 
     /// A failover loses what the new primary did not receive, and a crash what was not on the disk.
@@ -117,14 +125,28 @@ impl Records for RedisRecords {
         true
     }
 
-    async fn mark_awaited(
+    fn others_leave_no_trace(&self) -> bool {
+        true
+    }
+
+    async fn join(
         &self,
         name: &LockName,
-        version: &Version,
-        record: &Record,
-    ) -> Result<Written, StoreError> {
-        let marked = Record { awaited: true, ..record.clone() };
-        self.write_as(Step::Mark, name, version.as_str(), Some(record), &marked, marked.token.get()).await
+        waiter: &Waiter,
+        most_ms: u64,
+    ) -> Result<Option<Found>, StoreError> {
+        let entry = serde_json::to_string(waiter).map_err(|error| {
+            Fault::new(ErrorKind::Invalid, format!("a waiter for the line: {error}")).not_applied()
+        })?;
+        let mut script = self.about(&self.scripts.join, name);
+        script.arg(waiter.claim.to_string()).arg(waiter.polls_ms).arg(most_ms).arg(entry);
+        self.ask(&script).await?.found(&self.record_of(name)).map_err(Fault::maybe_applied)
+    }
+
+    async fn leave(&self, name: &LockName, claim: Id) -> Result<(), StoreError> {
+        let mut script = self.about(&self.scripts.leave, name);
+        script.arg(claim.to_string());
+        self.ask(&script).await.map(drop)
     }
 
     async fn freed(&self, name: &LockName, claim: Option<Id>) {
@@ -132,10 +154,17 @@ impl Records for RedisRecords {
         // Registers before the read, so that no call is missed.
         let call = self.links().calls.expect(claim);
         let _ = self.worker.run(|links| async move { links.listen() }).await;
-        match self.read(name).await {
-            Ok(Some(Found { content: Content::Record(record), .. })) if record.state == RecordState::Free => {
+        loop {
+            if let Ok(Some(Found { content: Content::Record(record), line, .. })) = self.read(name).await
+                && record.state == RecordState::Free
+                && line
+                    .is_none_or(|line| line.waiting(&record).next().is_none_or(|first| first.claim == claim))
+            {
+                return;
             }
-            _ => call.called().await,
+            if call.called().await == Called::Alone {
+                return;
+            }
         }
     }
 
@@ -145,25 +174,6 @@ impl Records for RedisRecords {
 
     fn has_lines(&self) -> bool {
         true
-    }
-
-    async fn read_line(&self, name: &LockName) -> Result<Option<(Bytes, Version)>, StoreError> {
-        let mut script = self.scripts.read_line.prepare_invoke();
-        script.key(self.record_of(name));
-        let [line, digest] = self.parts(&script).await?;
-        Ok(text(line).zip(text(digest)).map(|(line, digest)| (line.into(), Version::new(digest))))
-    }
-
-    async fn write_line(
-        &self,
-        name: &LockName,
-        expect: Precondition<'_>,
-        line: Bytes,
-    ) -> Result<bool, StoreError> {
-        let link = self.link().await?;
-        let mut script = self.scripts.write_line.prepare_invoke();
-        script.key(self.record_of(name)).arg(expected(expect)).arg(&*line);
-        Ok(self.links().invoke(&link, &script).await? == Value::Int(1))
     }
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
@@ -211,7 +221,7 @@ impl Records for RedisRecords {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new("Redis", POLL_INTERVAL);
         capabilities.line = Some("the field `line` of the hash NAME//leasehold");
-        (capabilities.permits_in_order, capabilities.queues_permits) = (true, true);
+        capabilities.permits_in_order = true;
         capabilities
     }
 }
@@ -230,8 +240,6 @@ enum Step {
     Grant,
     Renew,
     Free,
-    /// Marks the record as awaited. Not a sign of life.
-    Mark,
 }
 
 impl Step {
@@ -240,7 +248,6 @@ impl Step {
             Self::Grant => "grant",
             Self::Renew => "renew",
             Self::Free => "free",
-            Self::Mark => "mark",
         }
     }
 }
@@ -324,10 +331,13 @@ impl RedisRecords {
             RecordState::Cooldown => Duration::from_millis(record.rest_ms.unwrap_or(0)),
             RecordState::Free => Duration::ZERO,
         };
-        let calls = step == Step::Free && record.awaited && location.notifies;
+        let calls = step == Step::Free && location.notifies;
         let now = self.env.now();
         let left = attempt_limit(record.ttl()).saturating_sub(now.longest_since(began));
         let too_late = self.links().clock_us(now).saturating_add(micros(left));
+        let prolonged = before.filter(|_| step == Step::Renew);
+        let prolonged =
+            prolonged.map(|before| micros(self.span(before.ttl(), before.lock_delay())).to_string());
         let mut script = self.about(&self.scripts.write, name);
         script
             .arg(expect)
@@ -345,7 +355,8 @@ impl RedisRecords {
             .arg(micros(span))
             .arg(micros(link.server.lag()))
             .arg(name.as_str())
-            .arg(if calls { location.channel() } else { String::new() });
+            .arg(if calls { location.channel() } else { String::new() })
+            .arg(prolonged.unwrap_or_default());
         let answer = self.asked(&link, &script).await?;
         let key = self.record_of(name);
         match answer.outcome.as_str() {
@@ -358,8 +369,7 @@ impl RedisRecords {
                 Ok(Written::Granted { record, version: found.version, after })
             }
             "done" => {
-                let now_us = (step != Step::Mark).then_some(answer.now_us);
-                let record = Record { renewed_at_us: now_us.or(record.renewed_at_us), ..record.clone() };
+                let record = Record { renewed_at_us: Some(answer.now_us), ..record.clone() };
                 Ok(Written::Committed { record: Box::new(record), version: fields.version })
             }
             "recovering" => {
@@ -402,7 +412,7 @@ impl RedisRecords {
     pub(super) async fn try_all(&self, claim: &Claim) -> Result<(), StoreError> {
         let name = &claim.name;
         let record = unseen_grant(claim, None, claim.id);
-        let Written::Granted { record, version, .. } = self.claim(name, &record, 1).await? else {
+        let Written::Granted { record, version, .. } = self.claim(name, &record, 1, true).await? else {
             return Ok(());
         };
         let free = Record { state: RecordState::Free, ..(*record).clone() };

@@ -1,5 +1,5 @@
 //! The scripts. The server runs each without interruption. They keep no rule of the lease protocol: they compare the
-//! version, recognise a free record that no process awaits, and respect the keys of other clients.
+//! version, recognise a free record and the first waiter, and respect the keys of other clients.
 //!
 //! A lock has two keys. The first is a string with a time to live, like the one that other clients set. Its value is
 //! the grant's id. The second key is a hash, the record. A string of another client excludes leasehold.
@@ -7,12 +7,12 @@
 use redis::Script;
 
 use super::server::LAG_ROUNDING;
-use crate::lease::Token;
+use crate::lease::{MAX_WAITERS, Token};
 use crate::stores::notifications::CALLED_BY;
 
 /// The fields of the record that a response contains, in this order.
-pub(super) const FIELDS: [&str; 8] =
-    ["version", "grant", "token", "open", "served", "at", "record", "history"];
+pub(super) const FIELDS: [&str; 9] =
+    ["version", "grant", "token", "open", "served", "at", "record", "history", "line"];
 
 /// The beginning of every script for a record. `KEYS[1]` is the string, `KEYS[2]` the record. Lua's numbers are doubles,
 /// which `tostring` rounds to 14 digits, so the scripts format them with `text`.
@@ -20,11 +20,27 @@ const BEGIN: &str = r"
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local function text(number) return string.format('%.0f', number) end
-local version, grant, last, open, _, _, _, history = unpack(redis.call('HMGET', KEYS[2], unpack(FIELDS)))
+local version, grant, last, open, served, at, _, history, line = unpack(redis.call('HMGET', KEYS[2], unpack(FIELDS)))
 local kind = redis.call('TYPE', KEYS[1]).ok
 local foreign = kind ~= 'none' and not (kind == 'string' and redis.call('GET', KEYS[1]) == grant)
 local function answer(outcome, detail, fields)
     return {outcome, text(now), foreign and kind or '', foreign and redis.call('PTTL', KEYS[1]) or -2, detail or '', fields or {}}
+end
+-- Iterates over the entries of the line that can be read, with the number and the claim of each.
+local function entries()
+    local next_entry = string.gmatch(line or '', '[^\n]+')
+    return function()
+        for entry in next_entry do
+            local number, claim = string.match(entry, '^(%d+) %d+ (%x+) ')
+            if number then return entry, tonumber(number), claim end
+        end
+    end
+end
+-- Returns the first claim that waits, and its number, if the waiters up to a number were served and a claim was granted.
+local function first_of(served, granted)
+    for _, number, claim in entries() do
+        if number > tonumber(served or '0') and claim ~= granted then return claim, text(number) end
+    end
 end
 local function found(outcome, detail) return answer(outcome, detail, redis.call('HMGET', KEYS[2], unpack(FIELDS))) end
 ";
@@ -75,45 +91,44 @@ end
 ";
 
 /// Writes a record. `KEYS[4]` the names of the locks. `ARGV`: 1 the version that it replaces, nothing if there is no
-/// record, or `*` for any free record that no process awaits; 2 `grant`, `renew`, `free`, or `mark` to set no time; 3 to
-/// 9 the version, the grant, the token (for `*`, how many tokens), whether the record is free and not awaited, the number
-/// of served waiters, the record, and the history (nothing if unchanged); 10 the time to live of the string in
-/// milliseconds; 11 the time from which on a grant or renewal is too late; 12 to 14 the failover grace, the lease, and
-/// for how long a primary that is cut off may continue to write, in microseconds; 15 the name; 16 the channel for the
-/// first waiter or nothing.
+/// record, or `*` for any free record that no other claim awaits; 2 `grant`, `renew` or `free`; 3 to 9 the version, the
+/// grant, the token (for `*`, how many tokens), whether the record is free, the number of served waiters (for `*`,
+/// whether the claim ignores the line), the record, and the history (nothing if unchanged); 10 the time to live of the
+/// string in milliseconds; 11 the time from which on a grant or renewal is too late; 12 to 14 the failover grace, the
+/// lease, and for how long a primary that is cut off may continue to write, in microseconds; 15 the name; 16 the channel
+/// for the first waiter or nothing; 17 for a renewal, the lease that it prolongs.
 ///
-/// A grant that arrives after its client gave up is refused, because no process would release it.
+/// A grant or renewal that arrives after its client gave up is too late. So is a renewal after the lease has lapsed,
+/// because another client may have held the lock since. It leaves no trace.
 const WRITE: &str = r"
-local any, holds, token = ARGV[1] == '*', ARGV[2] == 'grant' or ARGV[2] == 'renew', ARGV[5]
+local any, holds, token, number = ARGV[1] == '*', ARGV[2] == 'grant' or ARGV[2] == 'renew', ARGV[5], ARGV[7]
 local is_right = (version or '') == ARGV[1]
 if any then
-    is_right = not version or open == '1' and grant ~= ARGV[4] and string.find(last or '', '^%d+$')
-        and not string.find(history or '', ARGV[4], 1, true)
+    local first, its_number = first_of(served, grant)
+    is_right = (not version or open == '1' and grant ~= ARGV[4] and string.find(last or '', '^%d+$')
+        and not string.find(history or '', ARGV[4], 1, true)) and (not first or first == ARGV[4] or number == '1')
+    number = first == ARGV[4] and its_number or served or '0'
     token = math.max((version and tonumber(last) or 0) + tonumber(token), now)
     is_right = is_right and token < MOST
     token = text(token)
 end
-if not is_right or holds and (foreign or now >= tonumber(ARGV[11])) then return found('refused') end
+local has_lapsed = ARGV[17] ~= '' and now >= (tonumber(at) or 0) + tonumber(ARGV[17])
+if not is_right or holds and (foreign or has_lapsed or now >= tonumber(ARGV[11])) then return found('refused') end
 local refused = holds and failover(ARGV[2] == 'grant', tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14]))
 if refused then return refused end
-redis.call('HSET', KEYS[2], 'version', ARGV[3], 'grant', ARGV[4], 'token', token, 'open', ARGV[6], 'record', ARGV[8])
-if ARGV[2] ~= 'mark' then redis.call('HSET', KEYS[2], 'at', text(now)) end
-if not any then redis.call('HSET', KEYS[2], 'served', ARGV[7]) end
-if ARGV[9] ~= '' then redis.call('HSET', KEYS[2], 'history', ARGV[9]) end
+-- First, because a user without the permission must not change the record.
 if ARGV[2] == 'grant' then redis.call('ZADD', KEYS[4], 0, ARGV[15]) end
-if ARGV[2] ~= 'mark' and not foreign then
+redis.call('HSET', KEYS[2], 'version', ARGV[3], 'grant', ARGV[4], 'token', token, 'open', ARGV[6], 'served', number, 'at', text(now), 'record', ARGV[8])
+if ARGV[9] ~= '' then redis.call('HSET', KEYS[2], 'history', ARGV[9]) end
+if not foreign then
     if ARGV[10] ~= '0' then redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[10]) elseif kind ~= 'none' then redis.call('DEL', KEYS[1]) end
 end
--- Calls the first waiter. Ignores errors, because the line may be damaged, and the user may lack the permission.
 if ARGV[16] ~= '' then
-    pcall(function()
-        for _, waiter in ipairs(cjson.decode(redis.call('HMGET', KEYS[2], 'line')[1]).waiters) do
-            if waiter.number > tonumber(ARGV[7]) and waiter.claim ~= ARGV[4] then
-                return redis.call('PUBLISH', ARGV[16], string.sub(waiter.claim, 1, CALLED_BY))
-            end
-        end
-    end)
+    -- Calls the first waiter. Ignores errors, because the user may lack the permission.
+    local first = first_of(number, ARGV[4])
+    if first then redis.pcall('PUBLISH', ARGV[16], string.sub(first, 1, CALLED_BY)) end
 end
+foreign = false
 if any then return found('done', version and last or '') end
 return answer('done')
 ";
@@ -130,19 +145,35 @@ redis.call('ZREM', KEYS[4], ARGV[2])
 return answer('done')
 ";
 
-/// Returns the line of a lock, and its digest. `KEYS[1]` the record.
-const READ_LINE: &str = r"
-local line = redis.call('HMGET', KEYS[1], 'line')[1]
-return {line, line and redis.sha1hex(line)}
+/// Adds a claim to the end of the line. `ARGV`: 1 the claim, 2 the pause of a single waiter and 3 its longest pause, both
+/// in milliseconds, 4 the waiter as JSON.
+const JOIN: &str = r"
+local last, all, is_in = tonumber(served or '0'), {}, false
+for entry, number, claim in entries() do
+    last = math.max(last, number)
+    if number > tonumber(served or '0') and claim ~= grant then all[#all + 1] = entry end
+    is_in = is_in or claim == ARGV[1]
+end
+if not is_in and #all < MAX_WAITERS then
+    local pause = math.min((#all + 1) * tonumber(ARGV[2]), tonumber(ARGV[3]))
+    all[#all + 1] = text(last + 1) .. ' ' .. text(pause) .. ' ' .. ARGV[1] .. ' ' .. ARGV[4]
+    redis.call('HSET', KEYS[2], 'line', table.concat(all, '\n'))
+end
+return found('found')
 ";
 
-/// Writes the line of a lock. `KEYS[1]` the record. `ARGV`: 1 the digest of the line that it replaces or nothing, 2 the
-/// line.
-const WRITE_LINE: &str = r"
-local line = redis.call('HMGET', KEYS[1], 'line')[1]
-if (line and redis.sha1hex(line) or '') ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[1], 'line', ARGV[2])
-return 1
+/// Removes a claim from the line. `ARGV`: 1 the claim.
+const LEAVE: &str = r"
+local all, is_in = {}, false
+for entry, _, claim in entries() do
+    if claim ~= ARGV[1] then all[#all + 1] = entry else is_in = true end
+end
+if is_in and #all == 0 and not version then
+    redis.call('DEL', KEYS[2])
+elseif is_in then
+    redis.call('HSET', KEYS[2], 'line', table.concat(all, '\n'))
+end
+return answer('done')
 ";
 
 /// Returns the names that have a record, and the last name that was read if there may be more. `KEYS[1]` the names of
@@ -162,8 +193,8 @@ pub(super) struct Scripts {
     pub(super) write: Script,
     pub(super) read: Script,
     pub(super) discard: Script,
-    pub(super) read_line: Script,
-    pub(super) write_line: Script,
+    pub(super) join: Script,
+    pub(super) leave: Script,
     pub(super) names: Script,
 }
 
@@ -173,8 +204,8 @@ impl Scripts {
             write: of_a_record(&[FAILOVER, WRITE]),
             read: of_a_record(&[READ]),
             discard: of_a_record(&[DISCARD]),
-            read_line: Script::new(READ_LINE),
-            write_line: Script::new(WRITE_LINE),
+            join: of_a_record(&[JOIN]),
+            leave: of_a_record(&[LEAVE]),
             names: Script::new(NAMES),
         }
     }
@@ -182,7 +213,7 @@ impl Scripts {
 
 fn of_a_record(parts: &[&str]) -> Script {
     let constants = format!(
-        "local FIELDS, MOST, CALLED_BY, LAG_ROUNDING = {{'{}'}}, {}, {CALLED_BY}, {}",
+        "local FIELDS, MOST, MAX_WAITERS, CALLED_BY, LAG_ROUNDING = {{'{}'}}, {}, {MAX_WAITERS}, {CALLED_BY}, {}",
         FIELDS.join("','"),
         Token::LIMIT,
         LAG_ROUNDING.as_secs(),

@@ -12,7 +12,7 @@ use crate::protocol::rules::{self, Availability, Claimed, Rules};
 use crate::runtime::pacing;
 
 /// Held locks lapse by their age on the boot clock. Only cooldowns, which outlive a reboot, end by the time of the record.
-const RULES: Rules = Rules { store_clock: false, margin: Duration::ZERO };
+const RULES: Rules = Rules { store_clock: false, margin: Duration::ZERO, lapsed_is_over: false };
 
 /// Whether a lock is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -59,7 +59,9 @@ impl Watch for SqliteLeases {
             };
             match &call {
                 None => self.env.sleep(pause).await,
-                Some(call) => drop(timeout(&*self.env.clock, pause, call.called()).await),
+                Some(call) => {
+                    timeout(&*self.env.clock, pause, call.called()).await;
+                }
             }
         }
     }
