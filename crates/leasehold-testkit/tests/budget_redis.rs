@@ -22,7 +22,8 @@ async fn releases(store: &dyn LeaseStore, grant: &mut Grant) {
 
 /// Returns a claim that has a place in the line.
 async fn joined(store: &dyn LeaseStore) -> Claim {
-    let claim = Claim { waits: true, ..claim(store) };
+    let mut claim = claim(store);
+    claim.waits = true;
     let held = refused_to(store, &claim).await;
     within("a place", store.turn(&claim, &held)).await.unwrap();
     claim

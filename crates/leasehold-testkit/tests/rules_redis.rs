@@ -9,7 +9,7 @@ use leasehold::lease::{
     AcquireOutcome, Claim, Evicted, Grant, HolderInfo, LeaseStore, Released, Renewal, State, Token, Ttl,
     deadline,
 };
-use leasehold::{ErrorKind, Eviction, Holder};
+use leasehold::{ErrorKind, Eviction};
 use leasehold_testkit::harness::Fresh;
 use leasehold_testkit::launch::Launched;
 use leasehold_testkit::process::within;

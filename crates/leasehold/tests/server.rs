@@ -84,7 +84,8 @@ impl Client {
 
     /// Returns a claim that has a place in the line.
     async fn joined(&self) -> Claim {
-        let claim = Claim { waits: true, ..self.claim() };
+        let mut claim = self.claim();
+        claim.waits = true;
         let held = self.refused(&claim).await;
         self.leases.turn(&claim, &held).await.unwrap();
         claim
@@ -174,16 +175,16 @@ async fn a_dead_waiter_is_passed_over_after_its_grace() {
 async fn a_lapsed_grant_does_not_revive_after_another_client() {
     let world = World::new();
     let (one, two) = (world.client(1).await, world.client(2).await);
-    let claim = Claim { repeatable: true, ..one.claim() };
+    let mut claim = one.claim();
+    claim.repeatable = true;
     let mut grant = one.granted(&claim).await;
     // The renewal arrives after the lease.
+    one.network.every(Kind::Write, Outcome::Dropped);
     one.network.next_write(Outcome::HeldBack);
     assert!(!world.server.take("x", SECOND), "it is held");
-    let renewal = one.leases.renew(&mut grant);
-    tokio::select! {
-        _ = renewal => {}
-        () = world.clock.sleep(2 * TTL) => {}
-    }
+    one.leases.renew(&mut grant).await.unwrap_err();
+    world.clock.sleep(2 * TTL).await;
+    one.network.every(Kind::Write, Outcome::Fine);
     assert!(world.server.take("x", SECOND));
     assert!(one.refused(&claim).await.foreign.is_some());
     world.clock.sleep(2 * SECOND).await;

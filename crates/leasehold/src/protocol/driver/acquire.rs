@@ -47,9 +47,10 @@ impl RegisterLeases {
         let mut budget = self.budget(claim.store_timeout, claim.ttl).noting(&claim.last_error);
         let has_polled = claim.place.has_polled(claim.id);
         let known = self.cache.recall(&claim.name);
-        // Whether the record comes from the cache.
-        let mut is_old = !has_polled && known.is_some();
+        let is_known = known.is_some();
         let mut next = self.first_step(claim, known, has_polled, attempts, &mut budget).await?;
+        // Whether the record comes from the cache.
+        let mut is_old = !has_polled && is_known && attempts.is_empty();
         let mut latest: Option<Id> = None;
         loop {
             let mut reading = match next {
@@ -173,8 +174,13 @@ impl RegisterLeases {
                 // The token of a grant over an unconfirmed record comes from the store's clock. That clock is known
                 // best right after a response.
                 let Record { state, grant, unconfirmed, .. } = observation.record;
-                // In turn, the store itself decides on a free lock, by its line.
-                let decides = self.claims_in_turn() && state == RecordState::Free;
+                let first =
+                    observation.line.as_ref().and_then(|line| line.waiting(&observation.record).next());
+                let is_reserved = first.is_some_and(|first| first.claim != claim.id);
+                // In turn, the store itself decides on a free lock, unless a poll has just shown that another claim is
+                // first.
+                let decides =
+                    self.claims_in_turn() && state == RecordState::Free && !(has_polled && is_reserved);
                 if (free || has_polled) && grant != claim.id && !unconfirmed && !decides {
                     let found = Some(Content::Record(Box::new(observation.record.clone())));
                     let reading = Reading { found, observation: Some(observation), at: now };

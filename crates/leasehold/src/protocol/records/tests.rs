@@ -15,7 +15,7 @@ use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
     AcquireOutcome, Capabilities, Claim, Evicted, Grant, Holder, HolderInfo, Id, LeaseStore, PollInterval,
-    Released, Renewal, StoreOptions, Ttl,
+    Released, Renewal, StoreOptions, Ttl, Watch,
 };
 use crate::protocol::RegisterLeases;
 use crate::register::{Precondition, Version};

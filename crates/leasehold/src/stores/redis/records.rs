@@ -111,7 +111,7 @@ impl Records for RedisRecords {
         tokens: u64,
         barges: bool,
     ) -> Result<Written, StoreError> {
-        // The free record keeps its history.
+        // The free record keeps its history, and the script takes the flag instead of a number.
         let record = Record { served: u64::from(barges), ..record.clone() };
         self.write_as(Step::Grant, name, ANY_FREE, Some(&record), &record, tokens).await
     }
