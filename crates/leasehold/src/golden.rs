@@ -63,7 +63,6 @@ fn every_format_has_its_golden_files() {
             "1-probe-marker.json",
             "1-resting.json",
             "1-sqlite-processes.json",
-            "1-sqlite-queue.sql",
             "1-sqlite.sql",
             "1-update-marks.txt",
             "2-probe-marker-since.json",

@@ -11,7 +11,7 @@ pub(crate) mod line;
 pub(crate) mod record;
 mod record_cache;
 pub(crate) mod records;
-mod rules;
+pub(crate) mod rules;
 
 pub use self::driver::RegisterLeases;
 #[allow(unused_imports, reason = "only some stores need it")]

@@ -41,7 +41,11 @@ pub mod http;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 pub mod memory;
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+#[cfg_attr(
+    not(any(feature = "postgres", feature = "redis")),
+    allow(dead_code, reason = "only connections to servers end when they are unused")
+)]
 mod notifications;
 #[cfg(any(
     feature = "azure",
@@ -62,6 +66,7 @@ mod over_http;
     feature = "postgres",
     feature = "redis",
     feature = "s3",
+    feature = "sqlite",
     fuzzing
 ))]
 mod pages;

@@ -53,7 +53,7 @@ fn ls_skips_a_damaged_record_and_then_fails() {
         sandbox.run(&format!("run {name} -- true")).expect(0);
     }
     let store = rusqlite::Connection::open(sandbox.path("state/leasehold/locks.db")).unwrap();
-    store.execute("UPDATE lock SET history = 'damaged' WHERE name = 'b'", ()).unwrap();
+    store.execute("UPDATE lock SET record = 'damaged' WHERE name = 'b'", ()).unwrap();
     let listed = sandbox.run("ls").expect(125);
     let lines: Vec<&str> = listed.stdout.lines().collect();
     assert!(lines.len() == 3 && lines[1].starts_with("a ") && lines[2].starts_with("c "), "{listed:?}");

@@ -116,7 +116,7 @@ fn a_damaged_record_does_not_hide_the_others() {
         server.acquire(name, name).expect(201);
     }
     let store = rusqlite::Connection::open(sandbox.path("state/leasehold/locks.db")).unwrap();
-    store.execute("UPDATE lock SET history = 'damaged' WHERE name = 'three'", ()).unwrap();
+    store.execute("UPDATE lock SET record = 'damaged' WHERE name = 'three'", ()).unwrap();
     let names =
         |list: &Value| list.as_array().unwrap().iter().map(|lock| lock["lock"].clone()).collect::<Vec<_>>();
     let listed = server.get("/v1/locks").expect(200).body;

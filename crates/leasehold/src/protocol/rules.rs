@@ -4,15 +4,17 @@
 //! [`availability`] decides whether a lock may be taken over. `driver/acquire.rs` (`contend`) reads the record, asks
 //! [`judge`], and writes the grant; `driver/hold.rs` renews and releases. Without any one rule there could be two holders
 //! at once, or a token that is lower than an earlier one. docs/protocol.md numbers the rules. The code and the tests in
-//! `tests/protocol.rs` name these numbers; rules about time, retries and guards are in other files. Stores that decide
-//! about locks themselves have their own rules, in `stores/X`: SQLite, etcd, Azure's own leases and `leasehold serve`.
+//! `tests/protocol.rs` name these numbers; rules about time, retries and guards are in other files. SQLite asks these
+//! rules in its transactions. Stores that decide about locks themselves have their own rules, in `stores/X`: etcd,
+//! Azure's own leases and `leasehold serve`.
 
 mod report;
 
 use std::time::Duration;
 
 use self::report::foreign;
-pub(super) use self::report::{held, state};
+pub(super) use self::report::held;
+pub(crate) use self::report::state;
 use super::record::{Content, FORMAT, Record, RecordState};
 use crate::clock::{Moment, RATE_ERROR, StoreTime, micros};
 use crate::error::{ErrorKind, Fault};
@@ -21,14 +23,14 @@ use crate::runtime::hand_off::MAX_TOKENS;
 
 /// How the lease of a dead holder lapses on this store.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rules {
+pub(crate) struct Rules {
     /// Whether the store's clock may end a lease.
-    pub(super) store_clock: bool,
+    pub(crate) store_clock: bool,
     /// How far two readings of the store's clock may contradict each other.
-    pub(super) margin: Duration,
+    pub(crate) margin: Duration,
     /// Whether a lapsed grant is over even if no other grant has replaced it. See
     /// [`Records::others_leave_no_trace`](super::records::Records::others_leave_no_trace).
-    pub(super) lapsed_is_over: bool,
+    pub(crate) lapsed_is_over: bool,
 }
 
 impl Rules {
@@ -45,25 +47,25 @@ impl Rules {
 
 /// A conditional write that was sent. Its effect may still be unknown.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Attempt {
+pub(crate) struct Attempt {
     /// The nonce in the bytes of this write. No other write has it.
-    pub(super) nonce: Id,
+    pub(crate) nonce: Id,
     /// Taken before the first send. The holder's time counts from here (rule 1).
-    pub(super) sent: Moment,
+    pub(crate) sent: Moment,
     /// The token in those bytes.
-    pub(super) token: Token,
+    pub(crate) token: Token,
     /// For a grant, the token of the previous grant. The tokens in between belong to this grant. `None` if the previous
     /// token is unknown.
-    pub(super) after: Option<Token>,
+    pub(crate) after: Option<Token>,
     /// Whether the write was to create the record.
-    pub(super) created: bool,
+    pub(crate) created: bool,
     /// Whether its response was lost.
-    pub(super) unknown: bool,
+    pub(crate) unknown: bool,
 }
 
 /// What a contender may do with a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Availability {
+pub(crate) enum Availability {
     /// Write a grant over it.
     Grantable,
     /// Wait. The lock is held or in a cooldown, for at most `lapses_within` from now.
@@ -77,7 +79,7 @@ pub(super) enum Availability {
 /// on its lease for a shorter time. `unchanged_for` is measured on the contender's own clock (`record_cache.rs`). If
 /// `rules` allow it, the store's clock can also end the lease, after the same span plus a margin. A lock in a cooldown
 /// may be granted when the cooldown is over by either clock, and a free lock at once.
-pub(super) fn availability(
+pub(crate) fn availability(
     record: &Record,
     unchanged_for: Duration,
     store: Option<StoreTime>,
@@ -135,7 +137,7 @@ fn spans(record: &Record, rules: Rules) -> (Duration, Duration) {
 
 /// The result of judging a record for an acquisition.
 #[derive(Debug)]
-pub(super) enum Claimed<'a> {
+pub(crate) enum Claimed<'a> {
     /// One of this claim's attempts was applied. The grant counts from that attempt.
     Ours(Attempt),
     /// Write a grant over it, or create the record if there is none.
@@ -152,7 +154,7 @@ pub(super) enum Claimed<'a> {
 }
 
 /// Judges what was read for `claim` after `attempts`.
-pub(super) fn judge<'a>(
+pub(crate) fn judge<'a>(
     claim: &Claim,
     attempts: &[Attempt],
     found: Option<&'a Content>,
@@ -226,7 +228,7 @@ pub(super) fn judge<'a>(
 
 /// The verdict on a record that the holder read after a renewal with an unclear outcome.
 #[derive(Debug)]
-pub(super) enum Settled {
+pub(crate) enum Settled {
     /// The attempt was applied.
     Applied(Attempt),
     /// The record of this grant is as an earlier write left it. Try again with a new nonce.
@@ -241,7 +243,7 @@ pub(super) enum Settled {
 /// Judges what the holder of `grant` read after `attempts` to renew it. `known` is the nonce of the record before the
 /// attempts, or `None` if others may renew the same grant with its ticket. On a store that can lose writes,
 /// `lost_below` is the heartbeat of that record: a lower heartbeat shows an earlier record of this grant. Otherwise 0.
-pub(super) fn settle_renewal(
+pub(crate) fn settle_renewal(
     grant: Id,
     known: Option<Id>,
     lost_below: u64,
@@ -271,7 +273,7 @@ pub(super) fn settle_renewal(
 
 /// The verdict on a record that the holder read after a release with an unclear outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Freed {
+pub(crate) enum Freed {
     /// The release was applied.
     Applied,
     /// The grant still holds the lock. Try again.
@@ -281,7 +283,7 @@ pub(super) enum Freed {
 }
 
 /// Judges what the holder of `grant` read after `attempts` to release it.
-pub(super) fn settle_release(grant: Id, attempts: &[Attempt], found: Option<&Content>) -> Freed {
+pub(crate) fn settle_release(grant: Id, attempts: &[Attempt], found: Option<&Content>) -> Freed {
     let Some(Content::Record(record)) = found else { return Freed::Gone };
     if record.grant == grant && record.state == RecordState::Held {
         return Freed::StillOurs;
@@ -298,7 +300,7 @@ pub(super) fn settle_release(grant: Id, attempts: &[Attempt], found: Option<&Con
 /// it is counted up from `previous`. It is above the tokens of deleted records, because it comes from the store's
 /// clock, which certainly reads at least `floor_us` now, and every token was at most the store's time when it was
 /// granted.
-pub(super) fn grant(
+pub(crate) fn grant(
     claim: &Claim,
     previous: Option<&Record>,
     store: Option<StoreTime>,
@@ -389,7 +391,7 @@ fn blank(claim: &Claim, token: Token, nonce: Id) -> Record {
 }
 
 /// Returns the record that renews the grant of `previous`.
-pub(super) fn renewed(previous: &Record, store: Option<StoreTime>, nonce: Id) -> Record {
+pub(crate) fn renewed(previous: &Record, store: Option<StoreTime>, nonce: Id) -> Record {
     Record {
         heartbeat: previous.heartbeat + 1,
         nonce,
@@ -401,7 +403,7 @@ pub(super) fn renewed(previous: &Record, store: Option<StoreTime>, nonce: Id) ->
 
 /// Returns the record that ends the grant of `previous`. The lock is then free or in a cooldown. A release never
 /// deletes the record (rule 3).
-pub(super) fn freed(
+pub(crate) fn freed(
     previous: &Record,
     end: End,
     cooldown: Option<Duration>,
@@ -423,7 +425,7 @@ pub(super) fn freed(
 }
 
 /// Returns the record after an operator has ended the grant of `previous`.
-pub(super) fn evicted(
+pub(crate) fn evicted(
     previous: &Record,
     why: Option<&Eviction>,
     store: Option<StoreTime>,

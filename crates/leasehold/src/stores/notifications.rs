@@ -68,12 +68,15 @@ impl Calls {
         Call { calls: self.clone(), key, called }
     }
 
-    /// Calls the claim whose id begins with `key`, if it waits here.
-    pub(super) fn call(&self, key: &str) {
-        if let Some(called) = self.waiting().claims.get(key) {
-            called.alone.store(true, Ordering::SeqCst);
-            called.rings.notify_one();
-        }
+    /// Calls the claim whose id begins as `claim` does, if it waits here. Returns whether it does.
+    pub(super) fn call(&self, claim: &str) -> bool {
+        let waiting = self.waiting();
+        let Some(called) = claim.get(..CALLED_BY).and_then(|key| waiting.claims.get(key)) else {
+            return false;
+        };
+        called.alone.store(true, Ordering::SeqCst);
+        called.rings.notify_one();
+        true
     }
 
     /// Calls all claims, because earlier calls may have been missed.

@@ -6,8 +6,10 @@
 
 mod acquire;
 mod calls;
+mod counter;
 mod database;
 mod errors;
+mod evidence;
 mod examine;
 mod file;
 mod file_system;
@@ -15,13 +17,12 @@ mod file_system;
 pub(crate) mod fuzzing;
 #[cfg(test)]
 mod golden_tests;
-mod heartbeats;
+mod hold;
 mod identity;
 mod location;
 mod machine;
-mod record;
 mod requests;
-mod rules;
+mod row;
 mod schema;
 mod sweep;
 #[cfg(test)]
@@ -29,29 +30,32 @@ mod tests;
 mod wait;
 mod waiters;
 
+use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
+use futures_util::stream::{BoxStream, StreamExt, TryStreamExt};
 use rusqlite::Connection;
 use tokio::task::spawn_blocking;
 
 use self::database::{Changed, Database, Durability, transact};
-use self::heartbeats::Heartbeats;
+use self::evidence::Evidence;
 use self::location::Location;
 use self::machine::Machine;
-use self::record::Record;
 use self::requests::Purpose;
-use self::rules::Standing;
-use crate::clock::Moment;
+use self::row::Row;
+use super::pages::{self, Page};
+use crate::clock::{Moment, StoreTime};
 use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{
-    AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, Id, LeaseStore, Loss, LossReason,
-    PollInterval, ReleaseRequest, Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, deadline,
+    AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, Id, LeaseStore, PollInterval, Released,
+    Renewal, Status, StoreOptions, Swept, Token,
 };
+use crate::protocol::record::RecordState;
+use crate::protocol::rules;
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
@@ -103,18 +107,12 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
 struct SqliteLeases {
     database: Database,
     machine: Arc<Machine>,
-    heartbeats: Arc<Heartbeats>,
     env: Env,
 }
 
 impl SqliteLeases {
     async fn open(location: Location, machine: Machine, env: Env) -> Result<Self, StoreError> {
-        let store = Self {
-            database: Database::new(location),
-            machine: Arc::new(machine),
-            heartbeats: Arc::default(),
-            env,
-        };
+        let store = Self { database: Database::new(location), machine: Arc::new(machine), env };
         let opened = store.touch().await;
         // The next request reports a missing folder, unless that request is `init`, which creates the folder.
         if opened.is_err() && !store.database.location().has_no_folder() {
@@ -128,20 +126,6 @@ impl SqliteLeases {
         self.database.run(&self.env, STORE_TIMEOUT, Purpose::Read, |_| Ok(())).await
     }
 
-    /// Reads one lock.
-    async fn read<T, F>(&self, name: &LockName, purpose: Purpose, view: F) -> Result<T, StoreError>
-    where
-        F: Fn(Option<Record>, &Machine, Moment) -> T + Clone + Send + 'static,
-        T: Send + 'static,
-    {
-        let (name, machine, env) = (name.clone(), Arc::clone(&self.machine), self.env.clone());
-        let work = move |connection: &mut Connection| {
-            let record = record::load(connection, &name)?;
-            Ok(view(record, &machine, env.now()))
-        };
-        self.database.run(&self.env, STORE_TIMEOUT, purpose, work).await
-    }
-
     /// Changes one lock. `step` returns the result and, if the row changes, the new row.
     async fn change<T, F>(
         &self,
@@ -152,17 +136,16 @@ impl SqliteLeases {
         step: F,
     ) -> Result<T, StoreError>
     where
-        F: Fn(Option<Record>, &Machine, Moment) -> (T, Option<Record>) + Clone + Send + 'static,
+        F: Fn(Option<Row>, &Machine, Moment) -> (T, Option<Row>) + Clone + Send + 'static,
         T: Send + 'static,
     {
         let (name, machine, env) = (name.clone(), Arc::clone(&self.machine), self.env.clone());
         let work = move |connection: &mut Connection| {
             let mut freed = false;
             let output = transact(connection, durability, |transaction| {
-                let record = record::load(transaction, &name)?;
-                let (output, record) = step(record, &machine, env.now());
-                freed = record.as_ref().is_some_and(|record| record.state == record::State::Free);
-                let changed = record.map(|record| record::store(transaction, &name, &record)).transpose()?;
+                let (output, row) = step(row::load(transaction, &name)?, &machine, env.now());
+                freed = row.as_ref().is_some_and(|row| row.record.state == RecordState::Free);
+                let changed = row.map(|row| row::store(transaction, &name, &row)).transpose()?;
                 Ok((output, changed.map(|()| Changed)))
             })?;
             if freed {
@@ -175,14 +158,10 @@ impl SqliteLeases {
 
     /// Records on behalf of a waiter that the holder was found dead. The lock delay counts from then.
     async fn note_death(&self, name: &LockName) -> Result<(), StoreError> {
-        let step = |mut record: Option<Record>, machine: &Machine, now: Moment| {
-            let died = record
-                .as_ref()
-                .is_some_and(|record| rules::standing(record, machine, now) == Standing::JustDied);
-            if let Some(record) = &mut record {
-                rules::note_death(record, now);
-            }
-            ((), record.filter(|_| died))
+        let step = |mut row: Option<Row>, machine: &Machine, now: Moment| {
+            let died = Evidence::of(row.as_ref(), machine, now).just_died;
+            row.iter_mut().for_each(|row| row.note_death(now));
+            ((), row.filter(|_| died))
         };
         self.change(name, STORE_TIMEOUT, Purpose::Write, Durability::System, step).await
     }
@@ -200,34 +179,13 @@ impl SqliteLeases {
         };
         self.database.run(&self.env, STORE_TIMEOUT, Purpose::Release, work).await
     }
-
-    /// Returns `grant`. If its deadline has already passed, releases it and returns a loss instead.
-    async fn in_time(&self, claim: &Claim, mut grant: Grant) -> Result<AcquireOutcome, StoreError> {
-        if !grant.deadline.passed(self.env.now()) {
-            return Ok(AcquireOutcome::Granted(grant));
-        }
-        if claim.repeatable {
-            // Does not release the grant, because a repetition of the claim may have it by now.
-            return Ok(AcquireOutcome::Lost(grant.came_too_late()));
-        }
-        match self.release(&mut grant, None).await {
-            Ok(_) => Ok(AcquireOutcome::Lost(grant.came_too_late())),
-            // The grant may still exist, so the caller must learn of it.
-            Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => {
-                Err(fault.maybe_applied())
-            }
-        }
-    }
 }
 
 #[async_trait]
 impl LeaseStore for SqliteLeases {
     async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
         let (owned, machine, env) = (claim.clone(), Arc::clone(&self.machine), self.env.clone());
-        let heartbeats = Arc::clone(&self.heartbeats);
-        let work = move |connection: &mut Connection| {
-            acquire::acquire(connection, &owned, &machine, &heartbeats, &env)
-        };
+        let work = move |connection: &mut Connection| acquire::acquire(connection, &owned, &machine, &env);
         match self.database.run(&self.env, claim.store_timeout, Purpose::Write, work).await? {
             AcquireOutcome::Granted(grant) => self.in_time(claim, grant).await,
             verdict => Ok(verdict),
@@ -235,114 +193,23 @@ impl LeaseStore for SqliteLeases {
     }
 
     async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
-        let left = grant.deadline.remaining(self.env.now());
-        if left.is_zero() {
-            return Ok(grant.lost(LossReason::EXPIRED));
-        }
-        let (name, id, token) = (grant.name.clone(), grant.id, grant.token);
-        let (valid, heartbeats) = (grant.deadline, Arc::clone(&self.heartbeats));
-        let step = move |mut record: Option<Record>, machine: &Machine, now: Moment| match rules::hold_of(
-            record.as_mut().filter(|record| rules::has_token(record, token)),
-            id,
-        ) {
-            // The request waited for the file for so long that the guard was lost.
-            Some(_) if valid.passed(now) => {
-                let reason = LossReason::EXPIRED;
-                (Err(Loss::new(name.clone(), token, reason)), None)
-            }
-            Some(hold) if heartbeats.is_foreign(id, hold.renewed_ns) => {
-                (Err(Loss::new(name.clone(), token, LossReason::RenewedElsewhere)), None)
-            }
-            Some(hold) => {
-                let found_ns = hold.renewed_ns;
-                rules::renew(hold, machine, now);
-                heartbeats.renew(id, found_ns, hold.renewed_ns);
-                (Ok((hold.ttl, now)), record)
-            }
-            None => (Err(rules::loss(&name, id, token, record.as_ref(), machine, now)), None),
-        };
-        let (ttl, at): (Ttl, Moment) =
-            match self.change(&grant.name, left, Purpose::Renew, Durability::System, step).await {
-                Ok(Ok(renewed)) => renewed,
-                Ok(Err(loss)) => {
-                    self.heartbeats.end(id);
-                    return Ok(Renewal::Lost(loss));
-                }
-                // The request waited for the file for longer than the lease lasted.
-                Err(error) if grant.deadline.passed(self.env.now()) => {
-                    let last_error = Some(error.to_string());
-                    return Ok(grant.lost(LossReason::Expired { last_error }));
-                }
-                Err(error) => return Err(error),
-            };
-        let prolonged = deadline(ttl, at);
-        let now = self.env.now();
-        // A response that arrives after the end of the lease does not extend it.
-        if grant.deadline.passed(now) || prolonged.passed(now) {
-            return Ok(grant.lost(LossReason::EXPIRED));
-        }
-        grant.deadline = prolonged;
-        Ok(Renewal::Renewed)
+        self.renew_grant(grant).await
     }
 
     async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError> {
-        if grant.token == Token::default() {
-            // The grant stands for a withdrawn claim, which no longer waits.
-            self.leave(&grant.name, grant.id).await?;
-        }
-        let (id, token) = (grant.id, grant.token);
-        let asked_before = grant.memo.replace(Box::new(ReleaseRequest)).is_some();
-        let heartbeats = Arc::clone(&self.heartbeats);
-        let is_a_copys = move |mut record: Option<Record>| {
-            let hold = rules::hold_of(record.as_mut(), id);
-            hold.is_some_and(|hold| heartbeats.is_foreign(id, hold.renewed_ns))
-        };
-        let step = move |record: Option<Record>, machine: &Machine, now: Moment| match rules::release(
-            record.as_ref().filter(|record| rules::has_token(record, token)),
-            id,
-            cooldown,
-            machine,
-            now,
-        ) {
-            Some(_) if is_a_copys(record.clone()) => (Released::AlreadyLost, None),
-            Some(released) => (Released::Released, Some(released)),
-            None if asked_before => (rules::was_released(record.as_ref(), id), None),
-            None => (Released::AlreadyLost, None),
-        };
-        // If a power failure undoes a release, the lease still ends with the boot. If it undoes a cooldown, a job could
-        // run twice in its period.
-        let durability = if cooldown.is_some() { Durability::Disk } else { Durability::System };
-        let released = self.change(&grant.name, STORE_TIMEOUT, Purpose::Release, durability, step).await?;
-        self.heartbeats.end(id);
-        Ok(released)
+        self.release_grant(grant, cooldown).await
     }
 
     async fn detach(&self, grant: &mut Grant) -> Result<(), StoreError> {
-        let (name, id, token) = (grant.name.clone(), grant.id, grant.token);
-        let heartbeats = self.heartbeats.clone();
-        let step = move |mut record: Option<Record>, machine: &Machine, now: Moment| match rules::hold_of(
-            record.as_mut(),
-            id,
-        ) {
-            Some(hold) if heartbeats.is_foreign(id, hold.renewed_ns) => {
-                (Err(Loss::new(name.clone(), token, LossReason::RenewedElsewhere)), None)
-            }
-            Some(hold) => {
-                hold.process = None;
-                (Ok(()), record)
-            }
-            None => (Err(rules::loss(&name, id, token, record.as_ref(), machine, now)), None),
-        };
-        let detached =
-            self.change(&grant.name, STORE_TIMEOUT, Purpose::Release, Durability::System, step).await?;
-        // From now on any process with the ticket may renew the grant.
-        self.heartbeats.end(id);
-        detached.map_err(|loss| Fault::new(ErrorKind::Lost, loss.to_string()).not_applied())
+        self.detach_grant(grant).await
     }
 
     async fn add_processes(&self, name: &LockName, pids: &[u32]) -> Result<(), StoreError> {
         let pids = pids.to_vec();
-        let step = move |record, machine: &Machine, _| ((), rules::add_processes(record, &pids, machine));
+        let step = move |mut row: Option<Row>, machine: &Machine, _| {
+            let adds = row.as_mut().is_some_and(|row| row.add_processes(&pids, machine));
+            ((), row.filter(|_| adds))
+        };
         self.change(name, STORE_TIMEOUT, Purpose::Release, Durability::System, step).await
     }
 
@@ -360,17 +227,28 @@ impl LeaseStore for SqliteLeases {
         token: Token,
         why: Option<&Eviction>,
     ) -> Result<Evicted, StoreError> {
-        let why = why.cloned();
-        let step = move |record, _: &Machine, now: Moment| rules::evict(record, token, why.as_ref(), now);
+        let (why, env) = (why.cloned(), self.env.clone());
+        let step = move |row: Option<Row>, machine: &Machine, now: Moment| match row {
+            Some(Row { record, .. }) if record.token == token && record.state != RecordState::Free => {
+                let wall = Some(StoreTime::exactly(now.wall_us()));
+                let record = rules::evicted(&record, why.as_ref(), wall, hold::nonce(&env, now));
+                (Evicted::Evicted, Some(Row::written(record, machine, now)))
+            }
+            _ => (Evicted::Changed, None),
+        };
         self.change(name, STORE_TIMEOUT, Purpose::Write, Durability::System, step).await
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
         let (name, machine, env) = (name.clone(), Arc::clone(&self.machine), self.env.clone());
         let work = move |connection: &mut Connection| {
-            let (record, now) = (record::load(connection, &name)?, env.now());
-            let mut status = rules::status(name.clone(), record, &machine, now);
+            let (row, now) = (row::load(connection, &name)?, env.now());
+            let state = Evidence::of(row.as_ref(), &machine, now).state(row.as_ref());
+            let mut status = Status::new(name.clone(), state);
             status.waiters = waiters::all(connection, &name, &machine, now)?;
+            if let Some(Row { record, .. }) = row {
+                (status.token, status.history) = (Some(record.token), record.history);
+            }
             Ok(status)
         };
         self.database.run(&self.env, STORE_TIMEOUT, Purpose::Read, work).await
@@ -378,25 +256,21 @@ impl LeaseStore for SqliteLeases {
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
         let prefix = prefix.to_owned();
-        // The last name of the previous page. `None` after the last page.
-        let pages = stream::try_unfold(Some(None), move |after: Option<Option<String>>| {
+        let fetch = move |after: Option<String>| {
             let prefix = prefix.clone();
             async move {
-                let Some(after) = after else { return Ok(None) };
                 let work = move |connection: &mut Connection| {
-                    record::names(connection, &prefix, after.as_deref(), PAGE)
+                    row::names(connection, &prefix, after.as_deref(), PAGE)
                 };
-                let names = self.database.run(&self.env, STORE_TIMEOUT, Purpose::Read, work).await?;
-                let more = names.len() == PAGE as usize;
-                let next = if more { Some(names.last().cloned()) } else { None };
-                Ok(Some((names, next)))
+                let items = self.database.run(&self.env, STORE_TIMEOUT, Purpose::Read, work).await?;
+                let next = items.last().filter(|_| items.len() == PAGE as usize).cloned();
+                Ok(Page { items, next })
             }
-        });
+        };
+        let endless = || Fault::new(ErrorKind::Corrupt, "the file lists a name twice").not_applied();
+        let names = pages::items(&self.env, fetch, endless);
         // Skips names that are not lock names. leasehold did not write them.
-        let names = pages.map_ok(|names| {
-            stream::iter(names).map(LockName::new).filter_map(async |name| name.ok().map(Ok))
-        });
-        names.try_flatten().boxed()
+        names.try_filter_map(|name| ready(Ok(LockName::new(name).ok()))).boxed()
     }
 
     async fn init(&self) -> Result<(), StoreError> {

@@ -29,7 +29,7 @@ pub(in crate::protocol) fn held(
 }
 
 /// Describes a lock, for people.
-pub(in crate::protocol) fn state(
+pub(crate) fn state(
     found: Option<&Content>,
     unchanged_for: Duration,
     store: Option<StoreTime>,

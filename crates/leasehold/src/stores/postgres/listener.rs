@@ -124,7 +124,9 @@ impl Listener {
         self.calls.call_all();
         loop {
             match timeout(&*self.env.clock, UNUSED, notifications.recv()).await {
-                Some(Some(key)) => self.calls.call(&key),
+                Some(Some(key)) => {
+                    self.calls.call(&key);
+                }
                 Some(None) => {
                     return Err(Fault::unavailable("the connection to PostgreSQL was lost").not_applied());
                 }

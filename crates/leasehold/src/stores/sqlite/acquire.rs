@@ -3,24 +3,26 @@
 use rusqlite::Connection;
 
 use super::calls;
+use super::counter::Counter;
 use super::database::{Changed, Durability, transact};
 use super::errors::SqliteError;
-use super::heartbeats::Heartbeats;
+use super::evidence::Evidence;
+use super::hold::{Memo, nonce};
 use super::machine::Machine;
-use super::record::{self, Counter};
-use super::rules::{self, Decision, Minted};
+use super::row::{self, Row};
 use super::waiters::{self, MayTake};
-use crate::clock::Moment;
+use crate::clock::{Moment, StoreTime};
 use crate::env::Env;
 use crate::error::Fault;
 use crate::lease::{AcquireOutcome, Claim, Grant, HolderInfo, Token, deadline};
+use crate::protocol::record::{Record, RecordState};
+use crate::protocol::rules::{self, Claimed};
 
 /// Runs the transaction of an acquisition. If the grant must wait for the disk, runs the transaction a second time.
 pub(super) fn acquire(
     connection: &mut Connection,
     claim: &Claim,
     machine: &Machine,
-    heartbeats: &Heartbeats,
     env: &Env,
 ) -> Result<AcquireOutcome, SqliteError> {
     let joins = claim.waits && !claim.barges;
@@ -32,25 +34,28 @@ pub(super) fn acquire(
             // Reads the clock while the write lock is held. So waiting for the write lock does not shorten the lease,
             // and no other process sees the grant before the commit.
             let now = env.now();
-            let record = record::load(transaction, &claim.name)?;
-            match rules::judge(claim, record, machine, now) {
-                Decision::Lost(loss) => Ok((Some(AcquireOutcome::Lost(loss)), None)),
-                Decision::Held(mut held, noted) => {
-                    if let Some(noted) = &noted {
-                        record::store(transaction, &claim.name, noted)?;
+            let mut row = row::load(transaction, &claim.name)?;
+            let evidence = Evidence::of(row.as_ref(), machine, now);
+            let content = row.as_ref().map(Row::content);
+            match evidence.judge(claim, content.as_ref()) {
+                Claimed::Lost(loss) => Ok((Some(AcquireOutcome::Lost(loss)), None)),
+                Claimed::Taken(mut held) => {
+                    if let Some(row) = row.as_mut().filter(|_| evidence.just_died) {
+                        row.note_death(now);
+                        row::store(transaction, &claim.name, row)?;
                     }
                     let joined = joins && waiters::join(transaction, claim, machine, now)?;
                     waiters::add_place(transaction, claim, &mut held)?;
-                    Ok((Some(AcquireOutcome::Held(held)), (noted.is_some() || joined).then_some(Changed)))
+                    let changed = (evidence.just_died || joined).then_some(Changed);
+                    Ok((Some(AcquireOutcome::Held(held)), changed))
                 }
-                Decision::Again(record) => {
-                    begin(heartbeats, claim, now);
-                    record::store(transaction, &claim.name, &record)?;
-                    Ok((Some(granted(claim, record.token, None, now)), Some(Changed)))
-                }
-                Decision::Grant { least, history } => {
-                    let may_take = waiters::may_take(transaction, claim, machine, now)?;
-                    if let MayTake::No { mut held, changed } = may_take {
+                Claimed::Ours(_) | Claimed::Grantable { .. } => {
+                    let previous = row.as_ref().map(|row| &row.record);
+                    let is_own = previous.is_some_and(|previous| is_own(claim, previous));
+                    if !is_own
+                        && let MayTake::No { mut held, changed } =
+                            waiters::may_take(transaction, claim, machine, now)?
+                    {
                         if joins {
                             waiters::answer(transaction, claim, machine, now)?;
                             waiters::add_place(transaction, claim, &mut held)?;
@@ -58,19 +63,34 @@ pub(super) fn acquire(
                         let changed = (changed || joins).then_some(Changed);
                         return Ok((Some(AcquireOutcome::Held(held)), changed));
                     }
-                    let mut counter = Counter::load(transaction)?;
-                    let minted = rules::next_token(&mut counter, least, claim.tokens, machine, now)?;
-                    if durability == Durability::System && rules::must_reach_disk(claim, &minted) {
-                        return Ok((None, None));
+                    // A lock without a row gets its token from the counter, so no floor is needed.
+                    let time = if is_own { evidence.time } else { StoreTime::exactly(now.wall_us()) };
+                    let mut record = rules::grant(claim, previous, Some(time), Some(0), nonce(env, now))?;
+                    record.unconfirmed = false;
+                    let mut after = None;
+                    // A repetition of the claim that holds the lock keeps its token.
+                    if previous.is_none_or(|previous| previous.token != record.token) {
+                        let mut counter = Counter::load(transaction)?;
+                        let least = previous.map_or(0, |previous| previous.token.get() + 1);
+                        let minted = counter.mint(least, claim.tokens, machine, now)?;
+                        if durability == Durability::System && minted.must_reach_disk(claim) {
+                            return Ok((None, None));
+                        }
+                        counter.store(transaction)?;
+                        (record.token, after) = (minted.token, minted.after);
                     }
-                    let Minted { token, after, .. } = minted;
-                    counter.store(transaction)?;
-                    let record = rules::granted(claim, token, history, machine, now);
-                    begin(heartbeats, claim, now);
-                    record::store(transaction, &claim.name, &record)?;
+                    let grant = granted(claim, &record, after, now);
+                    let row = match row.filter(|_| is_own) {
+                        Some(row) => row.continued(record, machine, now),
+                        None => {
+                            let process = machine.me.clone().filter(|_| !claim.detached);
+                            Row { process, ..Row::written(record, machine, now) }
+                        }
+                    };
+                    row::store(transaction, &claim.name, &row)?;
                     waiters::leave(transaction, claim.id)?;
                     waiters::call_off(transaction, &claim.name)?;
-                    Ok((Some(granted(claim, token, after, now)), Some(Changed)))
+                    Ok((Some(AcquireOutcome::Granted(grant)), Some(Changed)))
                 }
             }
         })?;
@@ -94,31 +114,30 @@ fn refused(
     env: &Env,
 ) -> Result<Option<HolderInfo>, SqliteError> {
     let snapshot = connection.transaction()?;
-    let record = record::load(&snapshot, &claim.name)?;
-    let Decision::Held(mut held, None) = rules::judge(claim, record, machine, env.now()) else {
-        return Ok(None);
-    };
+    let row = row::load(&snapshot, &claim.name)?;
+    let evidence = Evidence::of(row.as_ref(), machine, env.now());
+    let content = row.as_ref().map(Row::content);
+    let claimed = evidence.judge(claim, content.as_ref());
+    let (Claimed::Taken(mut held), false) = (claimed, evidence.just_died) else { return Ok(None) };
     waiters::add_place(&snapshot, claim, &mut held)?;
     let is_settled = held.ahead.is_some() || !claim.waits || claim.barges;
     Ok(Some(held).filter(|_| is_settled))
 }
 
-/// Records that this process has the grant, so that a renewal by a copy of the process is noticed. Does not record the
-/// grant of a repeatable claim, because other processes may have the same grant.
-fn begin(heartbeats: &Heartbeats, claim: &Claim, now: Moment) {
-    if !claim.repeatable {
-        heartbeats.begin(claim.id, rules::nanos(now.since_boot()));
-    }
+/// Returns whether `record` is a grant of `claim` that has not ended.
+fn is_own(claim: &Claim, record: &Record) -> bool {
+    record.grant == claim.id && record.state == RecordState::Held
 }
 
-fn granted(claim: &Claim, token: Token, after: Option<Token>, sent: Moment) -> AcquireOutcome {
-    AcquireOutcome::Granted(Grant {
+fn granted(claim: &Claim, record: &Record, after: Option<Token>, sent: Moment) -> Grant {
+    Grant {
         name: claim.name.clone(),
-        token,
+        token: record.token,
         after,
         id: claim.id,
         ttl: claim.ttl,
         deadline: deadline(claim.ttl, sent),
-        memo: None,
-    })
+        // Other processes may have the grant of a repeatable claim too.
+        memo: (!claim.repeatable).then(|| Memo::of(record.nonce)),
+    }
 }

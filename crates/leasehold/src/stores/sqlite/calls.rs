@@ -5,66 +5,33 @@
 //! only delays the waiter until its next poll. This is so on systems without abstract sockets, and between containers
 //! with different networks.
 
-use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use rusqlite::Connection;
-use tokio::sync::Notify;
 
 use super::machine::{Machine, Process};
 use super::waiters;
+use crate::env::Env;
 use crate::lease::Id;
+use crate::stores::notifications::{Call, Calls};
 use crate::types::LockName;
 
 /// The claims of this process that wait, in all stores.
-static CALLS: LazyLock<Mutex<Calls>> = LazyLock::new(Mutex::default);
+static CALLS: LazyLock<Arc<Calls>> = LazyLock::new(|| Calls::new(Env::system()));
 
-#[derive(Default)]
-struct Calls {
-    waiting: HashMap<Id, Arc<Notify>>,
-    /// Whether this process listens, or has tried to.
-    listens: bool,
-}
-
-fn calls() -> MutexGuard<'static, Calls> {
-    CALLS.lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// Whether this process listens, or has tried to.
+static LISTENS: AtomicBool = AtomicBool::new(false);
 
 /// Makes `claim` callable until the returned [`Call`] is dropped.
 pub(super) fn expect(claim: Id, machine: &Machine) -> Call {
-    let called = Arc::<Notify>::default();
-    let mut calls = calls();
-    calls.waiting.insert(claim, called.clone());
-    if !calls.listens
-        && let Some(me) = machine.me.as_ref().filter(|me| me.pid == std::process::id())
+    let call = CALLS.expect(claim);
+    if let Some(me) = machine.me.as_ref().filter(|me| me.pid == std::process::id())
+        && !LISTENS.swap(true, Ordering::SeqCst)
     {
-        calls.listens = true;
         socket::listen(me);
     }
-    Call { claim, called }
-}
-
-/// A claim that can be called until this is dropped.
-pub(super) struct Call {
-    claim: Id,
-    called: Arc<Notify>,
-}
-
-impl Call {
-    /// Completes when the claim is called, or at once if it was called before. Cancel safe.
-    pub(super) async fn called(&self) {
-        self.called.notified().await;
-    }
-}
-
-impl Drop for Call {
-    fn drop(&mut self) {
-        let mut calls = calls();
-        // A repeated claim may wait twice. Only the latest entry is in the map.
-        if calls.waiting.get(&self.claim).is_some_and(|called| Arc::ptr_eq(called, &self.called)) {
-            calls.waiting.remove(&self.claim);
-        }
-    }
+    call
 }
 
 /// Calls the first waiter for `name` that listens. Must follow the commit, so that the waiter sees the change.
@@ -76,13 +43,7 @@ pub(super) fn call_first(connection: &Connection, name: &LockName) {
 
 /// Calls `claim`, which waits in `process`. Returns whether the process listens.
 fn call(claim: Id, process: Option<&Process>) -> bool {
-    wake(claim) || process.is_some_and(|process| socket::send(process, claim))
-}
-
-/// Wakes `claim` if it waits in this process. Returns whether it does.
-fn wake(claim: Id) -> bool {
-    let waiting = calls().waiting.get(&claim).cloned();
-    waiting.map(|called| called.notify_one()).is_some()
+    CALLS.call(&claim.to_string()) || process.is_some_and(|process| socket::send(process, claim))
 }
 
 #[cfg(target_os = "linux")]
@@ -92,7 +53,7 @@ mod socket {
     use std::os::unix::net::{SocketAddr, UnixDatagram};
     use std::thread;
 
-    use super::{Id, Process, wake};
+    use super::{CALLS, Id, Process};
 
     fn address(process: &Process) -> io::Result<SocketAddr> {
         let Process { namespace, pid, start, .. } = process;
@@ -116,9 +77,7 @@ mod socket {
             match socket.recv(&mut message) {
                 Ok(length) => {
                     let text = message.get(..length).and_then(|bytes| std::str::from_utf8(bytes).ok());
-                    if let Some(claim) = text.and_then(|text| text.parse().ok()) {
-                        wake(claim);
-                    }
+                    text.map(|claim| CALLS.call(claim));
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => return,
@@ -160,28 +119,16 @@ mod tests {
         Id::random(&Random::from_os())
     }
 
-    #[tokio::test]
-    async fn a_claim_is_called_while_it_waits() {
-        let machine = Machine { boot: "boot".into(), me: None };
-        let claim = id();
-        assert!(!call(claim, None));
-        let (earlier, later) = (expect(claim, &machine), expect(claim, &machine));
-        drop(earlier);
-        assert!(call(claim, None) && later.called().now_or_never().is_some());
-        assert!(later.called().now_or_never().is_none(), "one call wakes once");
-        drop(later);
-        assert!(!call(claim, None));
-    }
-
     #[cfg(target_os = "linux")]
     #[tokio::test]
     async fn a_process_is_called_through_its_socket() {
         let machine = Machine::this().unwrap();
         let me = machine.me.clone().unwrap();
-        let (claim, other) = (expect(id(), &machine), id());
+        let (id, other) = (id(), id());
+        let claim = expect(id, &machine);
         // What cannot be parsed, or is for a claim that does not wait, wakes none and ends nothing.
         assert!(socket::send(&me, other) && claim.called().now_or_never().is_none());
-        assert!(socket::send(&me, claim.claim));
+        assert!(socket::send(&me, id));
         claim.called().await;
         assert!(
             !socket::send(&Process { start: me.start + 1, ..me }, other),

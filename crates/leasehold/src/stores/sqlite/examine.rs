@@ -9,9 +9,10 @@ use super::database::{Changed, Durability, transact};
 use super::errors::SqliteError;
 use super::location::Location;
 use super::requests::Purpose;
-use super::{STORE_TIMEOUT, SqliteLeases};
+use super::{STORE_TIMEOUT, SqliteLeases, row};
 use crate::diagnosis::{CheckStatus, Examined, Finding};
 use crate::error::StoreError;
+use crate::protocol::record::RecordState;
 use crate::types::LockName;
 
 impl SqliteLeases {
@@ -41,13 +42,12 @@ impl SqliteLeases {
         let name = name.clone();
         let work = move |connection: &mut Connection| {
             transact(connection, Durability::System, |transaction| {
-                transaction.execute("DELETE FROM lock WHERE name = ? AND state = 'free'", [name.as_str()])?;
-                let left: i64 = transaction.query_row(
-                    "SELECT count(*) FROM lock WHERE name = ?",
-                    [name.as_str()],
-                    |row| row.get(0),
-                )?;
-                Ok((left == 0, Some(Changed)))
+                let row = row::load(transaction, &name)?;
+                let is_free = row.is_none_or(|row| row.record.state == RecordState::Free);
+                if is_free {
+                    row::delete(transaction, &name)?;
+                }
+                Ok((is_free, is_free.then_some(Changed)))
             })
         };
         self.database.run(&self.env, STORE_TIMEOUT, Purpose::Write, work).await

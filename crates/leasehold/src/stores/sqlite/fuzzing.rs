@@ -8,14 +8,17 @@ use rusqlite::Connection;
 use rusqlite::types::Value;
 use serde_json::Value as Json;
 
+use super::evidence::Evidence;
 use super::location::Location;
 use super::machine::Machine;
-use super::record::{State, load, names, store};
-use super::{rules, schema};
+use super::row::{load, names, store};
+use super::schema;
 use crate::env::Env;
 use crate::error::{ErrorKind, Result};
 use crate::fuzzing::{StandingClock, assert_readable, assert_readable_fault, seed};
 use crate::lease::{Claim, Holder, StoreOptions, Token, Ttl};
+use crate::protocol::record::RecordState;
+use crate::protocol::rules::Claimed;
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
@@ -59,36 +62,26 @@ pub fn sqlite_row(data: &[u8]) {
 fn judged(file: &Connection, data: &[u8]) {
     let name = LockName::new("a").unwrap();
     assert_eq!(names(file, "", None, 10).unwrap_or_default(), ["a"]);
-    let record = match load(file, &name) {
-        Ok(record) => record.unwrap(),
+    let row = match load(file, &name) {
+        Ok(row) => row.unwrap(),
         Err(error) => {
             let error = error.at(Path::new("locks.db"));
-            assert_eq!(error.fault().kind, ErrorKind::Corrupt, "{error:?}");
+            assert!(matches!(error.fault().kind, ErrorKind::Corrupt | ErrorKind::Unsupported), "{error:?}");
             return assert_readable_fault(error.fault());
         }
     };
-    assert!(record.token.get() < Token::LIMIT);
-    let state: String = file.query_row("SELECT state FROM lock", (), |row| row.get(0)).unwrap();
-    let read = match &record.state {
-        State::Free => "free",
-        State::Cooldown(_) => "resting",
-        State::Held(hold) => {
-            assert!(hold.ttl.get() >= Ttl::MIN);
-            assert_readable(&hold.holder.to_string());
-            "held"
-        }
-    };
-    assert_eq!(state, read);
-    store(file, &name, &record).unwrap();
-    assert_eq!(load(file, &name).unwrap().unwrap(), record);
+    assert!(row.record.token.get() < Token::LIMIT && row.record.ttl().get() >= Ttl::MIN);
+    assert_readable(&row.record.holder.to_string());
+    store(file, &name, &row).unwrap();
+    assert_eq!(load(file, &name).unwrap().unwrap(), row);
     let env = Env::seeded(Arc::new(StandingClock::default()), seed(data));
     let claim = Claim::new(&env, name, Ttl::DEFAULT, Holder::default());
     let machine = Machine { boot: "container:1".to_owned(), me: None };
-    let token = record.token;
-    match rules::judge(&claim, Some(record), &machine, env.clock.now()) {
-        rules::Decision::Grant { least, .. } => assert!(least > token.get()),
-        rules::Decision::Held(held, _) => {
-            assert_ne!(state, "free");
+    let content = row.content();
+    match Evidence::of(Some(&row), &machine, env.clock.now()).judge(&claim, Some(&content)) {
+        Claimed::Grantable { over, .. } => assert_eq!(over, Some(&row.record)),
+        Claimed::Taken(held) => {
+            assert_ne!(row.record.state, RecordState::Free);
             assert_readable(&held.to_string());
         }
         other => panic!("{other:?}"),

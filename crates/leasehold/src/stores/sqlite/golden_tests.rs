@@ -1,52 +1,37 @@
-//! Tests that old files stay readable. `tests/records/1-sqlite.sql` is an old file as SQL, and `1-sqlite-queue.sql` is
-//! one with the line of waiters.
-
-use std::time::Duration;
+//! Tests of the format of the file. `tests/records/1-sqlite.sql` is a file as SQL.
 
 use rusqlite::types::ValueRef;
-use rusqlite::{Connection, Row};
+use rusqlite::{Connection, Row as SqlRow};
 
+use super::counter::Counter;
 use super::machine::{Other, Process};
-use super::record::{Cooldown, Counter, Hold, Record, State, load, store};
+use super::row::{Row, load, store};
 use super::schema;
 use crate::golden::{assert_written, golden, golden_record};
-use crate::lease::Ttl;
+use crate::protocol::record::Record;
 use crate::types::LockName;
 
 const BOOT: &str = "3d3b0d5c-6b0e-4b57-8e8f-9a3b1c5f7e21";
 
-fn rows() -> Vec<(LockName, Record)> {
-    let held = golden_record("1-held.json");
-    let hold = Hold {
-        grant: held.grant,
-        holder: held.holder,
-        ttl: Ttl::DEFAULT,
-        lock_delay: Duration::from_millis(1_500),
+fn rows() -> Vec<(LockName, Row)> {
+    let row = |record: Record| Row {
+        record: Record { renewed_at_us: Some(1_763_654_430_000_041), ..record },
         boot: BOOT.to_owned(),
-        granted_us: 1_763_654_400_000_041,
-        granted_ns: 86_400_000_000_000,
         renewed_ns: 86_410_000_000_000,
         died_ns: None,
-        process: Some(Process {
-            namespace: "pid:[4026531836]".to_owned(),
-            pid: 4121,
-            start: 77,
-            others: Vec::new(),
-        }),
+        process: None,
     };
-    let died = Hold { died_ns: Some(86_411_000_000_000), ..hold.clone() };
-    let cooldown =
-        Cooldown { boot: BOOT.to_owned(), until_ns: 86_500_000_000_000, until_us: 1_763_654_500_000_000 };
-    let row = |name: &str, state: State| {
-        let record = Record { token: held.token, history: held.history.clone(), state };
-        (LockName::new(name).unwrap(), record)
-    };
-    vec![
-        row("died", State::Held(Box::new(died))),
-        row("free", State::Free),
-        row("held", State::Held(Box::new(hold))),
-        row("resting", State::Cooldown(cooldown)),
+    let process =
+        Process { namespace: "pid:[4026531836]".to_owned(), pid: 4121, start: 77, others: Vec::new() };
+    let held = Row { process: Some(process), ..row(golden_record("1-held.json")) };
+    [
+        ("died", Row { died_ns: Some(86_411_000_000_000), ..held.clone() }),
+        ("free", row(golden_record("1-free.json"))),
+        ("held", held),
+        ("resting", row(golden_record("1-resting.json"))),
     ]
+    .map(|(name, row)| (LockName::new(name).unwrap(), row))
+    .into()
 }
 
 fn counter() -> Counter {
@@ -66,13 +51,13 @@ fn dump(file: &Connection) -> String {
     for table in ["counter", "lock"] {
         let mut all = file.prepare(&format!("SELECT * FROM {table} ORDER BY 1")).unwrap();
         let columns = all.column_count();
-        let insert = |row: &Row<'_>| Ok(format!("INSERT INTO {table} VALUES ({});", values(row, columns)));
+        let insert = |row: &SqlRow<'_>| Ok(format!("INSERT INTO {table} VALUES ({});", values(row, columns)));
         lines.extend(all.query_map((), insert).unwrap().map(Result::unwrap));
     }
     lines.join("\n")
 }
 
-fn values(row: &Row<'_>, columns: usize) -> String {
+fn values(row: &SqlRow<'_>, columns: usize) -> String {
     let value = |column| match row.get_ref(column).unwrap() {
         ValueRef::Null => "NULL".to_owned(),
         ValueRef::Integer(number) => number.to_string(),
@@ -88,19 +73,17 @@ fn the_golden_file_is_read_and_written() {
     let mut written = Connection::open(folder.path().join("locks.db")).unwrap();
     assert!(schema::ensure(&mut written).is_ok());
     counter().store(&written).unwrap();
-    for (name, record) in rows() {
-        store(&written, &name, &record).unwrap();
+    for (name, row) in rows() {
+        store(&written, &name, &row).unwrap();
     }
-    assert_written("1-sqlite-queue.sql", &dump(&written));
+    assert_written("1-sqlite.sql", &dump(&written));
 
-    for golden_file in ["1-sqlite.sql", "1-sqlite-queue.sql"] {
-        let old = Connection::open_in_memory().unwrap();
-        old.execute_batch(&golden(golden_file)).unwrap();
-        assert!(schema::check(&old).unwrap());
-        assert_eq!(Counter::load(&old).unwrap(), counter());
-        for (name, record) in rows() {
-            assert_eq!(load(&old, &name).unwrap().unwrap(), record, "{name}");
-        }
+    let old = Connection::open_in_memory().unwrap();
+    old.execute_batch(&golden("1-sqlite.sql")).unwrap();
+    assert!(schema::check(&old).unwrap());
+    assert_eq!(Counter::load(&old).unwrap(), counter());
+    for (name, row) in rows() {
+        assert_eq!(load(&old, &name).unwrap().unwrap(), row, "{name}");
     }
 }
 

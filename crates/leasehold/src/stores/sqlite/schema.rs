@@ -3,7 +3,6 @@
 use rusqlite::{Connection, TransactionBehavior};
 
 use super::errors::SqliteError;
-use super::waiters;
 use crate::error::{ErrorKind, Fault};
 
 /// `lhLK` in the header of the file. It marks the database as leasehold's.
@@ -14,22 +13,12 @@ const VERSION: i64 = 1;
 
 pub(super) const TABLES: &str = "
 CREATE TABLE lock (
-    name          TEXT PRIMARY KEY NOT NULL,
-    state         TEXT NOT NULL CHECK (state IN ('free', 'held', 'resting')),
-    token         INTEGER NOT NULL,
-    boot          TEXT,    -- the boot whose clock the _ns columns are on
-    grant_id      TEXT,    -- held: the id of the claim that was granted
-    holder        TEXT,    -- held: JSON, for people
-    ttl_ms        INTEGER,
-    lock_delay_ms INTEGER,
-    granted_us    INTEGER, -- wall clock, for people
-    granted_ns    INTEGER,
-    renewed_ns    INTEGER,
-    died_ns       INTEGER, -- when its process was first seen dead
-    process       TEXT,    -- JSON: who must run for the lease to last; NULL when detached
-    rest_ns       INTEGER, -- resting: until then,
-    rest_us       INTEGER, -- and after a reboot until then on the wall clock
-    history       TEXT NOT NULL
+    name       TEXT PRIMARY KEY NOT NULL,
+    record     TEXT NOT NULL,    -- JSON, as on other stores
+    boot       TEXT NOT NULL,    -- the boot whose clock the _ns columns are on
+    renewed_ns INTEGER NOT NULL, -- when the record was written
+    died_ns    INTEGER,          -- when its process was first seen dead
+    process    TEXT              -- JSON: who must run for the lease to last; NULL when detached
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE counter (
     id      INTEGER PRIMARY KEY CHECK (id = 1),
@@ -38,10 +27,19 @@ CREATE TABLE counter (
     boot    TEXT NOT NULL
 ) STRICT;
 INSERT INTO counter VALUES (1, 0, 0, '');
+CREATE TABLE waiter (
+    number    INTEGER PRIMARY KEY, -- the order of arrival
+    name      TEXT NOT NULL,        -- the lock
+    claim_id  TEXT NOT NULL UNIQUE,
+    holder    TEXT NOT NULL,        -- JSON, for people
+    boot      TEXT NOT NULL,        -- the boot whose clock the _ns columns are on
+    joined_ns INTEGER NOT NULL,
+    asked_ns  INTEGER NOT NULL,     -- when it joined, or last asked for the lock while it was free for another waiter
+    called_ns INTEGER,              -- when the lock was first found free for this waiter
+    process   TEXT                  -- JSON: who waits
+) STRICT;
+CREATE INDEX waiter_of_lock ON waiter (name, number);
 ";
-
-/// Selects whether the file has the line of waiters. A file with this `user_version` may lack it.
-const HAS_QUEUE: &str = "SELECT count(*) FROM sqlite_schema WHERE name = 'waiter'";
 
 /// Makes sure that the file has leasehold's tables. Writes nothing if it does.
 ///
@@ -51,7 +49,7 @@ const HAS_QUEUE: &str = "SELECT count(*) FROM sqlite_schema WHERE name = 'waiter
 pub(super) fn ensure(connection: &mut Connection) -> Result<(), SqliteError> {
     // Reads everything from one snapshot, because another process may create the tables in between.
     let transaction = connection.transaction()?;
-    let ours = check(&transaction)? && transaction.query_row(HAS_QUEUE, (), |row| row.get::<_, i64>(0))? > 0;
+    let ours = check(&transaction)?;
     drop(transaction);
     if ours { Ok(()) } else { create(connection) }
 }
@@ -91,9 +89,6 @@ fn create(connection: &mut Connection) -> Result<(), SqliteError> {
         transaction.execute_batch(TABLES)?;
         transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
         transaction.pragma_update(None, "user_version", VERSION)?;
-    }
-    if transaction.query_row(HAS_QUEUE, (), |row| row.get::<_, i64>(0))? == 0 {
-        transaction.execute_batch(waiters::TABLE)?;
     }
     transaction.commit().map_err(SqliteError::Commit)
 }

@@ -6,13 +6,14 @@ use std::time::Duration;
 use rusqlite::Connection;
 
 use super::database::{Changed, Durability, transact};
+use super::evidence::Evidence;
 use super::machine::Machine;
-use super::record::{Record, State};
 use super::requests::Purpose;
-use super::{STORE_TIMEOUT, SqliteLeases, record, rules, waiters};
+use super::row::Row;
+use super::{STORE_TIMEOUT, SqliteLeases, row, waiters};
 use crate::clock::Moment;
 use crate::error::StoreError;
-use crate::lease::Swept;
+use crate::lease::{State, Swept};
 use crate::types::LockName;
 
 impl SqliteLeases {
@@ -26,15 +27,15 @@ impl SqliteLeases {
         let (name, machine, env) = (name.clone(), self.machine.clone(), self.env.clone());
         let work = move |connection: &mut Connection| {
             transact(connection, Durability::System, |transaction| {
-                let record = record::load(transaction, &name)?;
-                let free = record.and_then(|record| free_for(&record, &machine, env.now()));
+                let row = row::load(transaction, &name)?;
+                let free = row.and_then(|row| free_for(&row, &machine, env.now()));
                 if free.is_none_or(|free| free < older_than) {
                     return Ok((Swept::Kept, None));
                 }
                 if dry_run {
                     return Ok((Swept::Deleted, None));
                 }
-                transaction.execute("DELETE FROM lock WHERE name = ?", [name.as_str()])?;
+                row::delete(transaction, &name)?;
                 waiters::remove_all(transaction, &name)?;
                 Ok((Swept::Deleted, Some(Changed)))
             })
@@ -45,14 +46,11 @@ impl SqliteLeases {
 
 /// Returns how long the lock has been free. Returns `None` if it is not free. Uses this machine's wall clock, the only
 /// clock that continues across boots.
-fn free_for(record: &Record, machine: &Machine, now: Moment) -> Option<Duration> {
-    let free_from_us = match &record.state {
-        State::Held(_) => return None,
-        State::Free => record.history.first()?.until_us?,
-        State::Cooldown(cooldown) if rules::standing(record, machine, now) == rules::Standing::Free => {
-            cooldown.until_us
-        }
-        State::Cooldown(_) => return None,
-    };
+fn free_for(row: &Row, machine: &Machine, now: Moment) -> Option<Duration> {
+    if Evidence::of(Some(row), machine, now).state(Some(row)) != State::Free {
+        return None;
+    }
+    let cooldown_us = row.record.rest_ms.unwrap_or(0).saturating_mul(1_000);
+    let free_from_us = row.record.renewed_at_us?.saturating_add(cooldown_us);
     now.wall_us().checked_sub(free_from_us).map(Duration::from_micros)
 }

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use super::machine::tests::Sleeper;
 use super::*;
 use crate::clock::{Clock, SystemClock, TestClock};
-use crate::lease::{End, Holder, HolderInfo, State, Watch};
+use crate::lease::{End, Holder, HolderInfo, LossReason, State, Ttl, Watch, deadline};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -167,9 +167,9 @@ async fn names_are_listed_by_prefix_page_by_page() {
         expected.push(format!("a_/{number:04}"));
     }
     let values =
-        expected.iter().map(|name| format!("('{name}', 'free', 1, '[]')")).collect::<Vec<_>>().join(",");
+        expected.iter().map(|name| format!("('{name}', '{{}}', '', 0)")).collect::<Vec<_>>().join(",");
     site.sql(&format!(
-        "INSERT INTO lock (name, state, token, history) VALUES {values}, ('ab/x', 'free', 1, '[]'), ('../x', 'free', 1, '[]')"
+        "INSERT INTO lock (name, record, boot, renewed_ns) VALUES {values}, ('ab/x', '{{}}', '', 0), ('../x', '{{}}', '', 0)"
     ));
     let listed = |prefix: &'static str| {
         let names = store.list(prefix).map_ok(|name| name.to_string());

@@ -6,15 +6,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use rusqlite::Connection;
 
-use super::machine::Machine;
-use super::record::{self, Record};
+use super::evidence::{Evidence, Standing};
 use super::requests::Purpose;
-use super::rules::{self, Standing};
+use super::row;
 use super::waiters::GRACE;
 use super::{POLL_INTERVAL, STORE_TIMEOUT, SqliteLeases, calls, waiters};
-use crate::clock::{Moment, timeout};
+use crate::clock::timeout;
 use crate::error::StoreError;
 use crate::lease::{Claim, HolderInfo, Token, Watch};
+use crate::protocol::record::RecordState;
 use crate::runtime::pacing::Pacing;
 use crate::types::LockName;
 
@@ -29,11 +29,11 @@ impl Watch for SqliteLeases {
         let call = joins.then(|| calls::expect(claim.id, &self.machine));
         let mut pacing = Pacing::new(POLL_INTERVAL, self.env.now());
         loop {
-            let poll = self.poll(claim).await?;
+            let poll = self.poll(&claim.name, Some(claim)).await?;
             let ahead = if claim.barges { 0 } else { poll.ahead };
             let pause = match (poll.standing, poll.kept) {
-                (Standing::Free | Standing::Lapsed(_), None) => return Ok(()),
-                (Standing::Free | Standing::Lapsed(_), Some(left)) => {
+                (Standing::Free, None) => return Ok(()),
+                (Standing::Free, Some(left)) => {
                     let pause = self.behind(ahead.max(1));
                     // It has to ask in the second half of the grace.
                     let due = left.checked_sub(GRACE / 2).filter(|due| !due.is_zero()).unwrap_or(left);
@@ -59,28 +59,25 @@ impl Watch for SqliteLeases {
             };
             match &call {
                 None => self.env.sleep(pause).await,
-                Some(call) => drop(timeout(&*self.env.clock, pause, call.called()).await),
+                Some(call) => {
+                    timeout(&*self.env.clock, pause, call.called()).await;
+                }
             }
         }
     }
 
     async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
-        let (token, in_cooldown) = (seen.token, seen.in_cooldown);
         let mut pacing = Pacing::new(POLL_INTERVAL, self.env.now());
         loop {
-            let look = move |record: Option<Record>, machine: &Machine, now: Moment| {
-                let same = record
-                    .filter(|record| Some(record.token) == token && record.is_in_cooldown() == in_cooldown);
-                same.map_or((Standing::Free, Duration::ZERO), |record| {
-                    (rules::standing(&record, machine, now), rules::held_for(&record, now))
-                })
-            };
-            match self.read(name, Purpose::Poll, look).await? {
-                (Standing::Free | Standing::Lapsed(_), _) => return Ok(()),
-                (Standing::JustDied, _) => self.note_death(name).await?,
-                (Standing::Taken(left), held_for) => {
+            let poll = self.poll(name, None).await?;
+            match poll.standing {
+                Standing::Free => return Ok(()),
+                _ if (poll.token, poll.in_cooldown) != (seen.token, seen.in_cooldown) => return Ok(()),
+                Standing::JustDied => self.note_death(name).await?,
+                Standing::Taken(left) => {
                     let now = self.env.now();
-                    self.env.sleep(pacing.pause(now, token, held_for, Some(left), &self.env.random)).await;
+                    let pause = pacing.pause(now, poll.token, poll.held_for, Some(left), &self.env.random);
+                    self.env.sleep(pause).await;
                 }
             }
         }
@@ -95,29 +92,28 @@ impl SqliteLeases {
         self.env.random.jittered(POLL_INTERVAL.max.saturating_mul(factor).min(LONGEST_PAUSE), 0.1)
     }
 
-    /// Reads the state of the lock and, if it is free, how long it is kept for another waiter.
-    async fn poll(&self, claim: &Claim) -> Result<Poll, StoreError> {
-        let (claim, machine, env) = (claim.clone(), Arc::clone(&self.machine), self.env.clone());
+    /// Reads the state of the lock, and the place of `claim` in the line if there is one.
+    async fn poll(&self, name: &LockName, claim: Option<&Claim>) -> Result<Poll, StoreError> {
+        let (name, claim) = (name.clone(), claim.cloned());
+        let (machine, env) = (Arc::clone(&self.machine), self.env.clone());
         let work = move |connection: &mut Connection| {
-            let record = record::load(connection, &claim.name)?;
-            let (ahead, has_place) = waiters::place(connection, &claim)?;
-            let now = env.now();
+            let (row, now) = (row::load(connection, &name)?, env.now());
+            let evidence = Evidence::of(row.as_ref(), &machine, now);
+            let record = row.as_ref().map(|row| &row.record);
             let mut poll = Poll {
-                standing: Standing::Free,
-                held_for: Duration::ZERO,
-                token: None,
-                in_cooldown: false,
+                standing: record.map_or(Standing::Free, |record| evidence.standing(record)),
+                held_for: record.map_or(Duration::ZERO, |record| evidence.held_for(record)),
+                token: record.map(|record| record.token),
+                in_cooldown: record.is_some_and(|record| record.state == RecordState::Cooldown),
                 kept: None,
-                ahead,
-                has_place,
+                ahead: 0,
+                has_place: false,
             };
-            if let Some(record) = record {
-                poll.standing = rules::standing(&record, &machine, now);
-                poll.held_for = rules::held_for(&record, now);
-                (poll.token, poll.in_cooldown) = (Some(record.token), record.is_in_cooldown());
-            }
-            if matches!(poll.standing, Standing::Free | Standing::Lapsed(_)) {
-                poll.kept = waiters::kept_for(connection, &claim, &machine, now)?;
+            if let Some(claim) = &claim {
+                (poll.ahead, poll.has_place) = waiters::place(connection, claim)?;
+                if matches!(poll.standing, Standing::Free) {
+                    poll.kept = waiters::kept_for(connection, claim, &machine, now)?;
+                }
             }
             Ok(poll)
         };

@@ -1,6 +1,6 @@
 //! The line of the waiters for each lock, across processes, in order of arrival.
 //!
-//! The line can only delay grants. The row of a lock still decides whether it is granted ([`rules`](super::rules)), so
+//! The line can only delay grants. The row of a lock still decides whether it is granted ([`evidence`](super::evidence)), so
 //! an error here costs time but not exclusion. A waiter whose process has died is removed when it is found. A waiter
 //! that does not take a free lock within [`GRACE`], for example because its process is stopped, is passed over and
 //! removed. It joins again at the end. In the second half of that time, the next waiters ([`ASKING`]) ask for the lock.
@@ -12,27 +12,12 @@ use rusqlite::{Connection, OptionalExtension, Row};
 
 use super::POLL_INTERVAL;
 use super::errors::SqliteError;
+use super::evidence::nanos;
 use super::machine::{Machine, Process};
-use super::record::{from_json, json, signed};
-use super::rules::nanos;
+use super::row::{from_json, json, signed};
 use crate::clock::Moment;
 use crate::lease::{self, Claim, Holder, HolderInfo, Id};
 use crate::types::LockName;
-
-pub(super) const TABLE: &str = "
-CREATE TABLE waiter (
-    number    INTEGER PRIMARY KEY, -- the order of arrival
-    name      TEXT NOT NULL,        -- the lock
-    claim_id  TEXT NOT NULL UNIQUE,
-    holder    TEXT NOT NULL,        -- JSON, for people
-    boot      TEXT NOT NULL,        -- the boot whose clock the _ns columns are on
-    joined_ns INTEGER NOT NULL,
-    asked_ns  INTEGER NOT NULL,     -- when it joined, or last asked for the lock while it was free for another waiter
-    called_ns INTEGER,              -- when the lock was first found free for this waiter
-    process   TEXT                  -- JSON: who waits
-) STRICT;
-CREATE INDEX waiter_of_lock ON waiter (name, number);
-";
 
 /// How long a free lock is kept for its first waiter: the time of two polls, and one second for a busy machine.
 pub(super) const GRACE: Duration = Duration::from_millis(2 * POLL_INTERVAL.max.as_millis() as u64 + 1_000);

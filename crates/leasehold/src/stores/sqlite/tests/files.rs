@@ -6,22 +6,21 @@ use super::*;
 #[tokio::test]
 async fn unreadable_rows_are_never_granted_or_overwritten() {
     for edit in [
-        "token = -1",
-        "token = 9007199254740992",
-        "ttl_ms = 0",
-        "ttl_ms = NULL",
-        "grant_id = 'x'",
-        "grant_id = NULL",
-        "holder = '{'",
-        "holder = NULL",
+        "record = 'x'",
+        "record = '{}'",
+        "record = json_set(record, '$.token', -1)",
+        "record = json_set(record, '$.token', 9007199254740992)",
+        "record = json_set(record, '$.ttl_ms', 0)",
+        "record = json_set(record, '$.grant', 'x')",
+        "record = json_set(record, '$.holder', 'x')",
+        "record = json_set(record, '$.history', 'x')",
+        "record = json_set(record, '$.lock_delay_ms', -1)",
+        "record = json_set(record, '$.state', 'resting')",
+        "record = json_remove(record, '$.ttl_ms')",
+        "record = json_remove(record, '$.renewed_at_us')",
         "renewed_ns = -5",
-        "renewed_ns = NULL",
-        "boot = NULL",
-        "history = 'x'",
         "process = '{}'",
         "died_ns = -1",
-        "lock_delay_ms = -1",
-        "state = 'resting'",
     ] {
         let site = Site::new();
         let store = site.open().await;

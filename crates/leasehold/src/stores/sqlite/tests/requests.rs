@@ -188,7 +188,7 @@ async fn work_that_has_begun_is_finished_without_its_caller() {
                 let _ = gone.recv();
                 transact(connection, Durability::System, |transaction| {
                     transaction.execute(
-                        "INSERT INTO lock (name, state, token, history) VALUES ('x', 'free', 1, '[]')",
+                        "INSERT INTO lock (name, record, boot, renewed_ns) VALUES ('x', '{}', '', 0)",
                         (),
                     )?;
                     Ok(((), Some(Changed)))

@@ -178,17 +178,6 @@ async fn rows_of_waiters_that_cannot_be_read_are_removed() {
 }
 
 #[tokio::test]
-async fn a_file_without_the_queue_gets_it() {
-    let site = Site::new();
-    drop(site.open().await);
-    site.sql("DROP TABLE waiter");
-    let store = site.open().await;
-    let mut held = grant(&store).await;
-    refused(&store, &waiting(&store)).await;
-    store.release(&mut held, None).await.unwrap();
-}
-
-#[tokio::test]
 async fn a_sweep_removes_waiters_with_their_lock() {
     let site = Site::new();
     let store = site.open().await;
