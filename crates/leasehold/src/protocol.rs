@@ -14,5 +14,3 @@ pub(crate) mod records;
 pub(crate) mod rules;
 
 pub use self::driver::RegisterLeases;
-#[cfg(feature = "redis")]
-pub(crate) use self::rules::unseen_grant;
