@@ -389,10 +389,12 @@ async fn a_damaged_line_delays_no_one() {
     redis(fresh.url(), &["HSET", "RECORD", "line", "x\n7 y z\n\n"]).await;
     let next = waiter(&fresh, "next").await;
     store.release(&mut grant, None).await.unwrap();
-    let left = asked(&next).await.unwrap_err().lapses_within.unwrap();
-    assert!(left <= Duration::from_secs(1), "{left:?}");
+    next.0.release(&mut asked(&next).await.unwrap(), None).await.unwrap();
+    let mut grant = granted(&*store).await;
+    let next = waiter(&fresh, "next").await;
+    store.release(&mut grant, None).await.unwrap();
     let (_, claim) = &next;
-    let never = format!("1 99999999 {:032x} {{}}\n2 500 {} {{}}", 7, claim.id);
+    let never = format!("8 99999999 {:032x} {{}}\n9 500 {} {{}}", 7, claim.id);
     redis(fresh.url(), &["HSET", "RECORD", "line", &never]).await;
     let left = asked(&next).await.unwrap_err().lapses_within.unwrap();
     assert!(left <= Duration::from_secs(21), "{left:?}");
