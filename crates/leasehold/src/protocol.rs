@@ -14,5 +14,3 @@ pub(crate) mod records;
 pub(crate) mod rules;
 
 pub use self::driver::RegisterLeases;
-#[allow(unused_imports, reason = "only some stores need it")]
-pub(crate) use self::rules::unseen_grant;

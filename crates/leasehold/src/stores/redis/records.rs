@@ -24,7 +24,7 @@ use crate::lease::{Capabilities, Claim, Id, Token, Ttl, attempt_limit};
 use crate::protocol::line::Waiter;
 use crate::protocol::record::{Content, Record, RecordState};
 use crate::protocol::records::{Claims, Found, Records, Refusal, Written};
-use crate::protocol::unseen_grant;
+use crate::protocol::rules::unseen_grant;
 use crate::register::{Precondition, Version};
 use crate::stores::columns::Columns;
 use crate::stores::grace;

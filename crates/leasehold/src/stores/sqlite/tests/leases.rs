@@ -131,6 +131,52 @@ impl Clock for SlowMachine {
     }
 }
 
+/// A clock that jumps by a span at one of its readings.
+#[derive(Debug)]
+struct JumpingClock {
+    clock: Arc<TestClock>,
+    readings_left: AtomicU32,
+}
+
+#[async_trait]
+impl Clock for JumpingClock {
+    fn now(&self) -> Moment {
+        let left = self.readings_left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
+        if left == Ok(1) {
+            self.clock.suspend(span());
+        }
+        self.clock.now()
+    }
+
+    async fn sleep(&self, _: Duration) {
+        std::future::pending().await
+    }
+}
+
+/// Wherever the process is paused, it neither relies on a renewal nor writes one after its lease.
+#[tokio::test]
+async fn a_renewal_with_a_pause_anywhere_is_a_loss() {
+    let mut pauses = 0;
+    loop {
+        let site = Site::new();
+        let (mut store, other) = (site.open().await, site.open().await);
+        let mut first = grant(&store).await;
+        let clock = JumpingClock { clock: site.clock.clone(), readings_left: AtomicU32::new(pauses + 1) };
+        let clock = Arc::new(clock);
+        store.env.clock = clock.clone();
+        let renewal = store.renew(&mut first).await.unwrap();
+        if clock.readings_left.load(Relaxed) > 0 {
+            assert!(matches!(renewal, Renewal::Renewed));
+            break;
+        }
+        assert!(matches!(renewal, Renewal::Lost(_)), "{pauses}");
+        let status = other.inspect(&name()).await.unwrap();
+        assert!(matches!(status.state, State::Lapsed(_)), "{pauses}: {status:?}");
+        pauses += 1;
+    }
+    assert!(pauses >= 3, "{pauses}");
+}
+
 #[tokio::test]
 async fn a_grant_that_comes_after_its_deadline_is_not_given_out() {
     let site = Site::new();
@@ -171,8 +217,9 @@ async fn a_claim_that_is_tried_again_gets_its_own_grant_back() {
         // Only a repetition by another process shares the grant.
         assert_eq!(first.token == again.token, repeatable);
         assert!(matches!(store.renew(&mut again).await.unwrap(), Renewal::Renewed));
-        if !repeatable {
-            assert_eq!(lost_by(&store, &mut first).await, LossReason::Ended);
+        match store.renew(&mut first).await.unwrap() {
+            Renewal::Renewed => assert!(repeatable),
+            Renewal::Lost(loss) => assert_eq!((loss.reason, repeatable), (LossReason::Ended, false)),
         }
         store.release(&mut again, None).await.unwrap();
     }

@@ -50,8 +50,8 @@ async fn a_dead_holder_is_replaced_at_once() {
     let seen = held(&store).await;
     sleeper.kill();
     // No time has to pass: the waiter polls within milliseconds.
-    store.changed(&name(), &seen).await.unwrap();
     assert!(matches!(store.inspect(&name()).await.unwrap().state, State::Lapsed(_)));
+    store.changed(&name(), &seen).await.unwrap();
     assert!(grant(&store).await.token > first.token);
 }
 
@@ -73,6 +73,7 @@ async fn a_holder_with_several_processes_ends_with_the_last() {
     assert_eq!(seen.token, Some(first.token));
     other.kill();
     // The test's own process still runs, but `store` could not add it to the holder.
+    assert!(matches!(store.inspect(&name()).await.unwrap().state, State::Lapsed(_)));
     store.changed(&name(), &seen).await.unwrap();
     assert!(grant(&store).await.token > first.token);
 }
@@ -199,6 +200,23 @@ async fn a_cooldown_lasts_as_long_as_asked_in_every_container() {
         site.clock.suspend(Duration::from_secs(60));
         assert_eq!(other.inspect(&name()).await.unwrap().state, State::Free, "{boot}");
     }
+}
+
+/// The boot ids do not show whether the machine was started again, so the clock that is ahead counts.
+#[tokio::test(start_paused = true)]
+async fn a_cooldown_in_a_container_ends_though_the_clock_is_set_back() {
+    let mut site = Site::new();
+    site.machine.boot = "container:a".into();
+    site.clock.suspend(Duration::from_secs(1_000));
+    let store = site.open().await;
+    let mut first = grant(&store).await;
+    store.release(&mut first, Some(Duration::from_secs(100))).await.unwrap();
+    site.clock.step_wall(-3_600);
+    site.machine.boot = "container:b".into();
+    let other = site.open().await;
+    assert_eq!(held(&other).await.lapses_within, Some(Duration::from_secs(100)));
+    site.clock.suspend(Duration::from_secs(100));
+    grant(&other).await;
 }
 
 /// The boot ids do not show the reboot. The boot clock shows it at first, but not once it has passed the beginning of
