@@ -23,7 +23,6 @@ use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
 pub(super) use self::hold::renewed_until;
 use self::notifications::Calls;
 use self::record::Record;
-use super::worker::OnWorker;
 use crate::clock::{Deadline, Moment};
 use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
@@ -32,6 +31,7 @@ use crate::lease::{
     AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, HolderInfo, Id, LeaseStore,
     ReleaseRequest, Released, Renewal, Status, Swept, Token, Ttl, Watch, attempt_limit,
 };
+use crate::native::worker::OnWorker;
 use crate::retry::{RetryBudget, repeated};
 use crate::types::LockName;
 

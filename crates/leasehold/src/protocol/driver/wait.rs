@@ -11,8 +11,8 @@ use super::super::rules;
 use super::{Reading, RegisterLeases, STORE_TIMEOUT};
 use crate::clock::Deadline;
 use crate::error::{Fault, StoreError};
+use crate::lease::pacing::{Pacing, expected, held_for};
 use crate::lease::{self, Claim, HolderInfo, PermitQueue, Ttl, Watch};
-use crate::runtime::pacing::{Pacing, expected, held_for};
 use crate::runtime::task;
 use crate::types::LockName;
 

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use super::record::{Record, State};
 use crate::clock::StoreTime;
+use crate::lease::MAX_TOKENS;
+use crate::lease::pacing;
 use crate::lease::{self, Claim, Holder, HolderInfo, Id, Loss, LossReason, Released, Status, Token, grace};
-use crate::runtime::hand_off::MAX_TOKENS;
-use crate::runtime::pacing;
 use crate::types::LockName;
 
 /// Why a claim was not granted.

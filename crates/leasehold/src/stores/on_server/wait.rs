@@ -5,9 +5,9 @@ use std::time::Duration;
 use super::{Changed, STORE_TIMEOUT, ServerLeases, budget, rules};
 use crate::clock::timeout;
 use crate::error::StoreError;
+use crate::lease::pacing::{Pacing, expected};
 use crate::lease::{self, Claim, HolderInfo, Id, Ttl};
 use crate::retry::repeated;
-use crate::runtime::pacing::{Pacing, expected};
 use crate::types::LockName;
 
 /// Waits until the lock has changed since `seen` was read.

@@ -11,7 +11,7 @@ use super::sessions::Purpose;
 use crate::clock::micros;
 use crate::error::{Fault, StoreError};
 use crate::lease::Claim;
-use crate::runtime::hand_off::MAX_TOKENS;
+use crate::lease::MAX_TOKENS;
 use crate::stores::on_server::record::Record;
 use crate::stores::on_server::{Contended, grace};
 

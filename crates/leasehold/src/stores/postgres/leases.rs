@@ -1,4 +1,4 @@
-//! The leases of one table. All of this runs on the store's thread ([`worker`](crate::stores::worker)).
+//! The leases of one table. All of this runs on the store's thread ([`worker`](crate::native::worker)).
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

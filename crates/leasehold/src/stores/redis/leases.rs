@@ -1,4 +1,4 @@
-//! The leases of one database. All of this runs on the store's thread ([`worker`](crate::stores::worker)).
+//! The leases of one database. All of this runs on the store's thread ([`worker`](crate::native::worker)).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +18,8 @@ use crate::clock::{Deadline, micros};
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
+use crate::lease::MAX_TOKENS;
 use crate::lease::{self, Capabilities, Claim, End, Eviction, Grant, Id, Swept, Token, Ttl};
-use crate::runtime::hand_off::MAX_TOKENS;
 use crate::stores::on_server::grace;
 use crate::stores::on_server::notifications::Calls;
 use crate::stores::on_server::record::{Record, State};

@@ -10,11 +10,11 @@ use super::machine::Machine;
 use super::record::{Cooldown, Counter, Hold, Record, State};
 use crate::clock::{Moment, StoreTime, micros};
 use crate::error::{ErrorKind, Fault};
+use crate::lease::MAX_TOKENS;
+use crate::lease::pacing;
 use crate::lease::{
     self, Claim, End, Evicted, Eviction, HolderInfo, Id, Loss, LossReason, PastGrant, Released, Status, Token,
 };
-use crate::runtime::hand_off::MAX_TOKENS;
-use crate::runtime::pacing;
 use crate::types::LockName;
 
 /// The maximum number of past grants in a row.
