@@ -26,7 +26,7 @@ use self::client::Client;
 use self::config::Config;
 use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
-use crate::error::{Error, ErrorKind, Fault, StoreError};
+use crate::error::{Error, ErrorKind, Fault};
 use crate::lease::{
     Capabilities, Claim, Eviction, Grant, LeaseStore, PollInterval, Status, StoreOptions, Token,
 };

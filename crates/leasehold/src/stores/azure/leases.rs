@@ -22,7 +22,7 @@ use super::wire::{self, Lease, lease_state};
 use super::{AzureRegister, POLL_INTERVAL};
 use crate::diagnosis::{CheckStatus, Diagnose, Examination, Examined, Finding};
 use crate::env::Env;
-use crate::error::{ErrorKind, Fault, StoreError};
+use crate::error::{ErrorKind, Fault};
 use crate::lease::pacing::Pacing;
 use crate::lease::{
     Capabilities, Claim, Eviction, Grant, HolderInfo, Id, Loss, LossReason, State, Status, Token, Watch,

@@ -9,7 +9,7 @@ use super::HttpLeases;
 use super::answers::{Extended, Gone, Held, Over};
 use super::client::{Answer, Request, duration};
 use crate::clock::{Deadline, Moment};
-use crate::error::{Error, Fault, StoreError};
+use crate::error::{Error, Fault};
 use crate::lease::{Claim, End, Grant, Id, Secret, Token, Ttl, deadline, secret_of};
 use crate::native::{Claimed, Ended, Lease, Outcome, Renewed};
 use crate::ticket::Ticket;

@@ -9,6 +9,7 @@ use tokio::net::TcpListener;
 use super::answers::Described;
 use super::config::BearerToken;
 use super::*;
+use crate::error::StoreError;
 use crate::lease::{
     AcquireOutcome, Evicted, Holder, HolderInfo, LossReason, Released, Renewal, Secret, State, StoreOptions,
     Ttl, Watch,
