@@ -10,10 +10,6 @@ use leasehold::{Guard, Lock, LockName};
 /// How long an interrupted acquisition may take to withdraw its request. After that, the lease ends by itself.
 pub(crate) const CANCEL_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long a wait lasts at least if the store has not responded yet. A short limit may be shorter than the time of one
-/// request.
-pub(crate) const FIRST_RESPONSE: Duration = Duration::from_secs(2);
-
 /// How long to wait for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitPolicy {

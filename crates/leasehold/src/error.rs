@@ -399,6 +399,13 @@ impl StoreError {
         self.fault().kind == ErrorKind::Unavailable
     }
 
+    /// Returns the error of a request that changes nothing.
+    pub(crate) fn of_read(self) -> Self {
+        match self {
+            Self::NotApplied(fault) | Self::MaybeApplied(fault) => fault.not_applied(),
+        }
+    }
+
     /// Converts the error of the latest request to the error of the whole operation. `applied` means that an earlier
     /// request may have been applied.
     #[allow(dead_code, reason = "used by stores that are cargo features")]

@@ -6,6 +6,8 @@
 
 mod claim;
 mod last_error;
+pub(crate) mod limiter;
+pub(crate) mod pacing;
 mod pauses;
 mod permit_queue;
 mod place;
@@ -34,6 +36,9 @@ pub use crate::types::{
     End, Eviction, Holder, HolderInfo, Id, Loss, LossReason, PastGrant, Secret, State, Status, Token, Ttl,
     Waiter, attempt_limit, deadline, printable,
 };
+
+/// The largest number of tokens of one grant.
+pub(crate) const MAX_TOKENS: u64 = 1_024;
 
 /// A store that grants leases.
 ///
@@ -169,8 +174,7 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// - The store did not respond.
     async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept, StoreError> {
         let _ = (name, older_than, dry_run);
-        let message = format!("records in {} cannot be swept", self.capabilities().store);
-        Err(Fault::new(ErrorKind::Unsupported, message).not_applied())
+        Err(self.capabilities().unswept())
     }
 
     /// Returns the capabilities of this store.
@@ -418,6 +422,12 @@ impl Capabilities {
             history: true,
             poll_interval,
         }
+    }
+
+    /// Returns the error for a store without sweeps.
+    pub(crate) fn unswept(&self) -> StoreError {
+        let message = format!("records in {} cannot be swept", self.store);
+        Fault::new(ErrorKind::Unsupported, message).not_applied()
     }
 
     /// Returns whether waiters of different processes get a lock in the order of their arrival.

@@ -72,6 +72,8 @@ mod guides;
 pub mod lease;
 mod lock;
 mod locker;
+#[allow(dead_code, reason = "not every build has a store that uses it")]
+mod native;
 mod objects;
 pub mod observe;
 mod primitives;

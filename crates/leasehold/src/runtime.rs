@@ -5,10 +5,8 @@
 
 pub(crate) mod acquisition;
 pub(crate) mod hand_off;
-pub(crate) mod limiter;
 pub(crate) mod open_store;
 pub(crate) mod outage;
-pub(crate) mod pacing;
 pub(crate) mod queue;
 pub(crate) mod renewer;
 pub(crate) mod task;

@@ -89,8 +89,6 @@ mod tls;
 ))]
 #[path = "stores/without_clients.rs"] // Makes rustc look for its modules in `stores/`.
 mod without_clients;
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
-mod worker;
 #[cfg(all(
     fuzzing,
     not(any(feature = "azure", feature = "s3", feature = "dynamodb", feature = "gcs", feature = "etcd"))

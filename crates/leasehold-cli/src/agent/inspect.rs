@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::{FutureExt as _, StreamExt as _};
 use leasehold::clock::timeout;
 use leasehold::doctor::Examination;
-use leasehold::lease::{Evicted, Ttl};
+use leasehold::lease::{Claim, Evicted, Ttl};
 use leasehold::view::LockDetail;
 use leasehold::{Eviction, HolderInfo, Leader, LockName, OncePer, State, Swept};
 use serde_json::{Value, json};
@@ -18,7 +18,6 @@ use super::message::Answer;
 use super::refusal::Refusal;
 use super::session::{Reply, Session, Work};
 use super::waiting;
-use crate::mode::FIRST_RESPONSE;
 use crate::output::doctor;
 
 /// Maximum number of names in a message.
@@ -168,7 +167,7 @@ async fn wait_free(
     let is_unknown = || last.lock().unwrap_or_else(PoisonError::into_inner).is_none();
     let free = match limit {
         Some(limit) => match timeout(&*clock, limit, free.as_mut()).await {
-            None if is_unknown() => timeout(&*clock, FIRST_RESPONSE.saturating_sub(limit), free).await,
+            None if is_unknown() => timeout(&*clock, Claim::FIRST_RESPONSE.saturating_sub(limit), free).await,
             free => free,
         },
         None => Some(free.await),

@@ -4,13 +4,12 @@ use std::pin::pin;
 use std::time::Duration;
 
 use leasehold::clock::timeout;
-use leasehold::lease::State;
+use leasehold::lease::{Claim, State};
 
 use crate::acquisition::opening_limit;
 use crate::args::{WaitArgs, duration};
 use crate::context::{self, Context};
 use crate::exit::{FAILED, Failure, TIMED_OUT};
-use crate::mode::FIRST_RESPONSE;
 use crate::output::{human, json, print};
 use crate::shell;
 use crate::wait_progress::WaitProgress;
@@ -39,12 +38,12 @@ pub(super) async fn wait(context: &Context, args: WaitArgs) -> Result<u8, Failur
             let mut free = pin!(free);
             let mut ended = timeout(&*clock, limit, free.as_mut()).await;
             if ended.is_none() && waiting.now().is_none() {
-                ended = timeout(&*clock, FIRST_RESPONSE.saturating_sub(limit), free).await;
+                ended = timeout(&*clock, Claim::FIRST_RESPONSE.saturating_sub(limit), free).await;
             }
             match ended {
                 Some(free) => free?,
                 None if waiting.now().is_none() => {
-                    let within = human::span(limit.max(FIRST_RESPONSE));
+                    let within = human::span(limit.max(Claim::FIRST_RESPONSE));
                     let message = format!("lock `{name}`: the store did not respond within {within}");
                     return Err(Failure::new(FAILED, "unavailable", message));
                 }

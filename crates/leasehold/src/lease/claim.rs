@@ -62,6 +62,10 @@ pub struct Claim {
 }
 
 impl Claim {
+    /// How long a wait lasts at least if the store has not responded yet, even if its limit is shorter. A short limit may
+    /// be shorter than the time of one request.
+    pub const FIRST_RESPONSE: Duration = Duration::from_secs(2);
+
     /// The default of [`store_timeout`](Self::store_timeout).
     pub const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(15);
 

@@ -7,7 +7,6 @@ use crate::clock::timeout;
 use crate::error::{Error, Result};
 use crate::lease::{AcquireOutcome, Claim, Grant, Renewal, Secret, deadline};
 use crate::runtime::acquisition::{Acquisition, Wait, unknown_holder};
-use crate::runtime::outage::FIRST_RESPONSE;
 use crate::ticket::{HeldTicket, Ticket};
 
 impl Lock {
@@ -77,7 +76,8 @@ impl Lock {
                 // The claim may already hold the lock, and tasks ahead of this one may be waiting for that very hold to
                 // end.
                 if turn.is_none() {
-                    let most = if limit.is_zero() { claim.store_timeout } else { limit.max(FIRST_RESPONSE) };
+                    let most =
+                        if limit.is_zero() { claim.store_timeout } else { limit.max(Claim::FIRST_RESPONSE) };
                     let held = timeout(&*env.clock, most, lock.own_hold(&claim)).await;
                     if let Some(held) = held.unwrap_or_else(|| Err(lock.unanswered(&name, most)))? {
                         return Ok(held);

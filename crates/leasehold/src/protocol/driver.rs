@@ -25,6 +25,7 @@ use crate::clock::{Moment, StoreTime};
 use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
+use crate::lease::limiter::{Limiter, POLLS};
 use crate::lease::{
     AcquireOutcome, Capabilities, Claim, End, Evicted, Eviction, Grant, HolderInfo, Id, LeaseStore,
     LossReason, PastGrant, Released, Renewal, State, Status, StoreOptions, Swept, Token, Ttl, attempt_limit,
@@ -32,7 +33,6 @@ use crate::lease::{
 use crate::proof::clock::store_clock;
 use crate::register::{Register, Version};
 use crate::retry::{RetryBudget, repeated};
-use crate::runtime::limiter::{Limiter, POLLS};
 use crate::types::LockName;
 
 /// How long operations without their own store timeout wait for a store that does not respond.

@@ -18,8 +18,8 @@ pub(crate) use self::report::state;
 use super::record::{Content, FORMAT, Record, RecordState};
 use crate::clock::{Moment, RATE_ERROR, StoreTime, micros};
 use crate::error::{ErrorKind, Fault};
+use crate::lease::MAX_TOKENS;
 use crate::lease::{Claim, End, Eviction, HolderInfo, Id, Loss, LossReason, PastGrant, Released, Token};
-use crate::runtime::hand_off::MAX_TOKENS;
 
 /// How the lease of a dead holder lapses on this store.
 #[derive(Clone, Copy, Debug)]

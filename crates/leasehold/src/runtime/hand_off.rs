@@ -12,10 +12,7 @@ use std::time::Duration;
 use tokio::runtime::{self, Handle};
 
 use crate::clock::{Deadline, Moment};
-use crate::lease::{Capabilities, Claim, Grant, Holder, PollInterval, State, Status, Token, Ttl};
-
-/// The largest number of tokens of one grant.
-pub(crate) const MAX_TOKENS: u64 = 1_024;
+use crate::lease::{Capabilities, Claim, Grant, Holder, MAX_TOKENS, PollInterval, State, Status, Token, Ttl};
 
 /// A cohort period lasts at most the ttl divided by this number, so that it needs no renewal.
 const PART_OF_TTL: u32 = 4;

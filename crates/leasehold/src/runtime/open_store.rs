@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::lease::LeaseStore;
+use crate::lease::limiter::{Limiter, RENEWALS};
 use crate::observe::{ObservedStore, Observer, Observers};
-use crate::runtime::limiter::{Limiter, RENEWALS};
 
 /// An open store, and the state that the renewers of all its grants share.
 pub(crate) struct OpenStore {

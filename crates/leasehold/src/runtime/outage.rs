@@ -17,10 +17,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// How long a waiter keeps trying if the store has responded before.
 const OUTAGE: Duration = Duration::from_secs(5 * 60);
 
-/// How long an acquisition waits at least for the first response of the store, even if its limit is shorter. A short limit
-/// may be shorter than the time of one request.
-pub(crate) const FIRST_RESPONSE: Duration = Duration::from_secs(2);
-
 /// For how long an acquisition may wait for other processes. An attempt that is under way when this time is over is
 /// finished, as if the acquisition did not wait.
 #[derive(Clone, Debug)]
@@ -45,7 +41,7 @@ impl WaitLimit {
     pub(crate) async fn given_up(&self, last_error: &LastError) {
         self.passed().await;
         let silent = async {
-            self.until(FIRST_RESPONSE).await;
+            self.until(Claim::FIRST_RESPONSE).await;
             if last_error.has_answer() {
                 std::future::pending().await
             }

@@ -43,6 +43,7 @@ use crate::diagnosis::Examined;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{LeaseStore, PollInterval, StoreOptions};
+use crate::native::NativeStore;
 use crate::protocol::RegisterLeases;
 use crate::register::{
     Body, Deleted, Head, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
@@ -83,7 +84,7 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
     let (keys, by_lease) = (location.keys(), location.by_lease);
     let register = AzureRegister::new(location.access, keys, Contents::Records, options.env.clone())?;
     Ok(match by_lease {
-        true => Arc::new(AzureLeases::new(register)),
+        true => Arc::new(NativeStore::new(AzureLeases::new(register))),
         false => Arc::new(RegisterLeases::new(Arc::new(register), options)),
     })
 }

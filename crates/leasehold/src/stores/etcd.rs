@@ -22,35 +22,29 @@ mod wait;
 mod watch;
 mod wire;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
-use futures_util::stream::{self, BoxStream, StreamExt};
 
 use self::client::Client;
 use self::config::Location;
-use self::keys::Names;
-use self::leases::EtcdLeases;
+use self::leases::{EtcdLeases, Position};
 use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, StoreError};
 use crate::lease::{
-    AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, HolderInfo, LeaseStore, PollInterval,
-    Released, Renewal, State, Status, StoreOptions, Swept, Token, Watch,
+    Capabilities, Claim, Eviction, Grant, LeaseStore, LossReason, PollInterval, State, Status, StoreOptions,
+    Token,
 };
-use crate::stores::worker::OnWorker;
+use crate::native::{Ask, Claimed, Ended, NativeLeases, NativeStore, Outcome, Renewed};
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
 /// etcd notifies waiters. They also poll, in case a watch stalls without an error.
 const POLL_INTERVAL: PollInterval =
     PollInterval { min: Duration::from_secs(15), max: Duration::from_secs(15) };
-
-/// The time limit of operations whose caller sets none.
-const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Opens the leases below the prefix and on the cluster that `url` names:
 /// `etcd://user:password@host:2379,host2:2379/prefix/?tls=on|off&ca=FILE&cert=FILE&key=FILE`. `docs/stores/etcd.md`
@@ -80,91 +74,15 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
         let client = Client::new(&location)?;
         Ok(EtcdLeases::new(Arc::new(client), location.prefix, options.env))
     };
-    Ok(Arc::new(EtcdStore(OnWorker::open("etcd", connect).await?)))
+    Ok(Arc::new(NativeStore::on_worker("etcd", connect).await?))
 }
 
-/// The leases of one cluster. Each call runs as a job on the thread of the store.
-#[derive(Debug)]
-struct EtcdStore(OnWorker<EtcdLeases>);
-
 #[async_trait]
-impl LeaseStore for EtcdStore {
-    async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
-        let claim = claim.clone();
-        self.0.run(|leases| async move { leases.acquire(&claim).await }).await?
-    }
+impl NativeLeases for EtcdLeases {
+    type Position = Position;
 
-    async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
-        self.0
-            .run_on(grant, EtcdLeases::copy(grant), |leases, mut grant| async move {
-                let renewal = leases.prolong(&mut grant).await;
-                (grant, renewal)
-            })
-            .await?
-    }
-
-    async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError> {
-        let cooldown = cooldown.filter(|cooldown| !cooldown.is_zero());
-        self.0
-            .run_on(grant, EtcdLeases::copy(grant), move |leases, mut grant| async move {
-                let mut budget = leases.budget(STORE_TIMEOUT, grant.ttl);
-                let released = leases.give_up(&mut grant, cooldown, &mut budget).await;
-                (grant, released)
-            })
-            .await?
-    }
-
-    async fn detach(&self, grant: &mut Grant) -> Result<(), StoreError> {
-        self.0
-            .run_on(grant, EtcdLeases::copy(grant), |leases, mut grant| async move {
-                let detached = leases.set_apart(&mut grant).await;
-                (grant, detached)
-            })
-            .await?
-    }
-
-    async fn evict(
-        &self,
-        name: &LockName,
-        token: Token,
-        _: Option<&Eviction>,
-    ) -> Result<Evicted, StoreError> {
-        let name = name.clone();
-        self.0.run(|leases| async move { leases.end_grant(&name, token).await }).await?
-    }
-
-    async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
-        let name = name.clone();
-        self.0.run(|leases| async move { leases.status(&name).await }).await?
-    }
-
-    fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
-        let space = self.0.leases.keys.of_locks(prefix);
-        let (prefix, end) = (prefix.to_owned(), space.end);
-        let start = (Some(space.key), VecDeque::new(), Names::default());
-        let names = stream::try_unfold(start, move |(mut from, mut read, mut names): Listing| {
-            let (prefix, end) = (prefix.clone(), end.clone());
-            async move {
-                loop {
-                    while let Some(name) = read.pop_front() {
-                        if let Some(name) = names.fresh(name) {
-                            return Ok(Some((name, (from, read, names))));
-                        }
-                    }
-                    let Some(begin) = from else { return Ok(None) };
-                    let (prefix, end) = (prefix.clone(), end.clone());
-                    let page =
-                        self.0.run(|leases| async move { leases.names(&prefix, begin, end).await }).await??;
-                    (read, from) = (page.0.into(), page.1);
-                }
-            }
-        });
-        names.boxed()
-    }
-
-    /// Deletes nothing, because a free lock has no key, and a cooldown ends with its lease.
-    async fn sweep(&self, _: &LockName, _: Duration, _: bool) -> Result<Swept, StoreError> {
-        Ok(Swept::Kept)
+    fn env(&self) -> &Env {
+        &self.env
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -176,61 +94,78 @@ impl LeaseStore for EtcdStore {
         capabilities
     }
 
-    fn env(&self) -> &Env {
-        &self.0.leases.env
+    async fn claim(&self, claim: &Claim, ask: &mut Ask<'_>) -> Outcome<Claimed> {
+        self.contend(claim, ask).await
+    }
+
+    fn gave_up(&self, claim: &Claim) -> bool {
+        self.leave_unless_in_line(claim)
+    }
+
+    async fn renew(&self, grant: &Grant, ask: &mut Ask<'_>) -> Outcome<Renewed> {
+        self.confirm(grant, ask).await
+    }
+
+    async fn detach(&self, grant: &Grant, ask: &mut Ask<'_>) -> Outcome<Option<Renewed>> {
+        self.set_apart(grant, ask).await
+    }
+
+    async fn loss(&self, grant: &Grant, ask: &mut Ask<'_>) -> Outcome<LossReason> {
+        let request = requests::end_of_claim(&self.keys.mark(grant.id), &self.keys.line(&grant.name));
+        Ok(rules::loss(&self.keys, &grant.name, self.read(request, ask).await?))
+    }
+
+    async fn end(&self, grant: &Grant, cooldown: Option<Duration>, ask: &mut Ask<'_>) -> Outcome<Ended> {
+        self.finish(grant, cooldown, ask).await
+    }
+
+    async fn evict(
+        &self,
+        name: &LockName,
+        token: Token,
+        _: Option<&Eviction>,
+        ask: &mut Ask<'_>,
+    ) -> Outcome<Ended> {
+        self.end_grant(name, token, ask).await
+    }
+
+    async fn status(&self, name: &LockName, ask: &mut Ask<'_>) -> Outcome<Status> {
+        self.read_status(name, ask).await
+    }
+
+    async fn names(
+        &self,
+        prefix: &str,
+        from: Option<Position>,
+        ask: &mut Ask<'_>,
+    ) -> Outcome<(Vec<LockName>, Option<Position>)> {
+        self.page(prefix, from, ask).await
+    }
+
+    /// A free lock has no key, and a cooldown ends with its lease.
+    fn is_swept(&self) -> bool {
+        true
+    }
+
+    /// Revokes the leases that no claim uses. Otherwise they would exist until they expire.
+    async fn close(&self) {
+        let unused: Vec<_> = self.sessions().drain(..).filter(|session| session.is_empty()).collect();
+        join_all(unused.iter().map(|session| self.client.revoke(session.lease))).await;
     }
 }
 
 #[async_trait]
-impl Watch for EtcdStore {
-    async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
-        let (name, seen) = (name.clone(), seen.clone());
-        self.0.run(|leases| async move { leases.until_changed(&name, &seen).await }).await?
-    }
-
-    async fn turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
-        let (claim, seen) = (claim.clone(), seen.clone());
-        self.0.run(|leases| async move { leases.until_turn(&claim, &seen).await }).await?
-    }
-
-    async fn holder_changed(&self, name: &LockName, seen: &Status) {
-        let (name, seen) = (name.clone(), seen.clone());
-        // If etcd does not respond, the observer inspects the lock again.
-        let _ = self.0.run(|leases| async move { leases.until_holder_changed(&name, &seen).await }).await;
-    }
-
-    async fn ended(&self, grant: &Grant) {
-        self.until_ended(grant).await;
-    }
-}
-
-#[async_trait]
-impl Diagnose for EtcdStore {
+impl Diagnose for EtcdLeases {
     /// Deletes nothing, because a free lock has no key.
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
-        let status = self.inspect(name).await?;
+        let status = self.read_status(name, &mut Ask::new(&self.env)).await?;
         Ok(matches!(status.state, State::Free))
     }
 
     async fn examine(&self, _: &Examination) -> Examined {
-        self.0.run(|leases| async move { leases.examined().await }).await.unwrap_or_default()
+        self.examined().await
     }
 }
-
-impl Drop for EtcdStore {
-    /// Revokes the leases that no claim uses. Otherwise they would exist until they expire.
-    fn drop(&mut self) {
-        let unused: Vec<_> =
-            self.0.leases.sessions().drain(..).filter(|session| session.is_empty()).collect();
-        let client = self.0.leases.client.clone();
-        self.0.finish(async move {
-            join_all(unused.iter().map(|session| client.revoke(session.lease))).await;
-        });
-    }
-}
-
-/// The start of the next page, the names that were read but not returned yet, and the names that were returned.
-type Listing = (Option<Vec<u8>>, VecDeque<LockName>, Names);
 
 #[cfg(test)]
 mod tests {

@@ -20,19 +20,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::stream::BoxStream;
 
 use self::answers::Described;
 use self::client::Client;
 use self::config::Config;
 use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
-use crate::error::{Error, ErrorKind, StoreError};
+use crate::error::{Error, ErrorKind, Fault};
 use crate::lease::{
-    AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, LeaseStore, PollInterval, Released,
-    Renewal, Status, StoreOptions, Token,
+    Capabilities, Claim, Eviction, Grant, LeaseStore, PollInterval, Status, StoreOptions, Token,
 };
-use crate::retry::{RetryBudget, repeated, retry};
+use crate::native::{Ask, Claimed, Ended, NativeLeases, NativeStore, Outcome, Renewed};
+use crate::retry::{RetryBudget, repeated};
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
@@ -65,7 +64,7 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
     let client = Client::new(config, options.env)?;
     let mut budget = RetryBudget::of_question_within(&client.env, options.open_timeout);
     let described = repeated(&mut budget, || client.described()).await?;
-    Ok(Arc::new(HttpLeases::new(client, described)?))
+    Ok(Arc::new(NativeStore::new(HttpLeases::new(client, described)?)))
 }
 
 /// The leases of one server.
@@ -103,22 +102,36 @@ impl fmt::Debug for HttpLeases {
 }
 
 #[async_trait]
-impl LeaseStore for HttpLeases {
-    async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
-        self.acquired(claim).await
+impl NativeLeases for HttpLeases {
+    type Position = String;
+
+    fn env(&self) -> &Env {
+        &self.client.env
     }
 
-    async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
-        self.renewed(grant).await
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities.clone()
     }
 
-    async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError> {
-        self.released(grant, cooldown).await
+    async fn claim(&self, claim: &Claim, ask: &mut Ask<'_>) -> Outcome<Claimed> {
+        let claimed = ask.request(self.acquire(claim, Duration::ZERO)).await?;
+        if ask.again && !claim.waits && matches!(claimed, Claimed::Held(_)) {
+            // The server may still be working on the earlier request, so the claim must be withdrawn.
+            let message = "a request for the lock got no response, and may still be granted";
+            return Err(Fault::unavailable(message).maybe_applied());
+        }
+        Ok(claimed)
     }
 
-    /// Returns true for a claim that waits, because the server may grant it the lock although the response is lost.
-    fn may_have_place(&self, claim: &Claim) -> bool {
-        claim.waits
+    async fn renew(&self, grant: &Grant, ask: &mut Ask<'_>) -> Outcome<Renewed> {
+        ask.request(self.renewed(grant)).await
+    }
+
+    async fn end(&self, grant: &Grant, cooldown: Option<Duration>, ask: &mut Ask<'_>) -> Outcome<Ended> {
+        match grant.token == Token::default() {
+            true => ask.request(self.withdraw(&grant.name, grant.id)).await,
+            false => ask.request(self.released(grant, cooldown)).await,
+        }
     }
 
     async fn evict(
@@ -126,25 +139,31 @@ impl LeaseStore for HttpLeases {
         name: &LockName,
         token: Token,
         why: Option<&Eviction>,
-    ) -> Result<Evicted, StoreError> {
+        ask: &mut Ask<'_>,
+    ) -> Outcome<Ended> {
         let reason = why.map_or("no reason was given", |why| why.reason.as_str());
-        self.evicted(name, token, reason).await
+        match ask.request(self.evicted(name, token, reason)).await? {
+            Ended::Gone if ask.again => ask.request(self.was_evicted(name, token)).await,
+            ended => Ok(ended),
+        }
     }
 
-    async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
-        retry(self.env(), || async { Ok(self.client.shown(name).await?.0) }).await
+    async fn status(&self, name: &LockName, ask: &mut Ask<'_>) -> Outcome<Status> {
+        Ok(ask.read(|| self.client.shown(name)).await?.0)
     }
 
-    fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
-        self.listed(prefix)
+    async fn names(
+        &self,
+        prefix: &str,
+        from: Option<String>,
+        ask: &mut Ask<'_>,
+    ) -> Outcome<(Vec<LockName>, Option<String>)> {
+        self.page(prefix, from, ask).await
     }
 
-    fn capabilities(&self) -> Capabilities {
-        self.capabilities.clone()
-    }
-
-    fn env(&self) -> &Env {
-        &self.client.env
+    /// Returns true for a claim that waits, because the server may grant it the lock although the response is lost.
+    fn may_have_place(&self, claim: &Claim) -> bool {
+        claim.waits
     }
 }
 

@@ -229,9 +229,10 @@ pub struct Status {
 }
 
 impl Status {
-    /// Creates a status with only a name and a state.
+    /// Creates a status with only a name and a state, and the token that the state shows.
     pub fn new(name: LockName, state: State) -> Self {
-        Self { name, state, token: None, history: Vec::new(), waiters: Vec::new() }
+        let token = state.holder().and_then(|held| held.token);
+        Self { name, state, token, history: Vec::new(), waiters: Vec::new() }
     }
 
     /// Returns the token of the current grant or of the latest one.

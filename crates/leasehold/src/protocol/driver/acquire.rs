@@ -11,12 +11,12 @@ use super::line::Front;
 use super::{Overwrite, Reading, RegisterLeases, Sent};
 use crate::clock::StoreTime;
 use crate::error::{Fault, StoreError};
+use crate::lease::MAX_TOKENS;
 use crate::lease::{
     AcquireOutcome, Claim, Grant, HolderInfo, Id, LeaseStore, Loss, LossReason, Renewal, deadline,
 };
 use crate::register::Version;
 use crate::retry::RetryBudget;
-use crate::runtime::hand_off::MAX_TOKENS;
 use crate::types::LockName;
 
 /// The longest wait that an inexact time explains: a `Date` is accurate to a second, and its response took some time.

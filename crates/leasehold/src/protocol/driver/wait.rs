@@ -10,8 +10,8 @@ use super::super::record_cache::Observation;
 use super::{Reading, RegisterLeases, STORE_TIMEOUT};
 use crate::clock::Deadline;
 use crate::error::{Fault, StoreError};
+use crate::lease::pacing::{Pacing, expected, held_for};
 use crate::lease::{self, Claim, HolderInfo, Id, PermitQueue, Ttl, Watch};
-use crate::runtime::pacing::{Pacing, expected, held_for};
 use crate::runtime::task;
 use crate::types::LockName;
 

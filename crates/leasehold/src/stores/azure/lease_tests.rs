@@ -21,16 +21,16 @@ use crate::types::LockName;
 const ID: &str = "0123456789abcdef0123456789abcdef";
 const GUID: &str = "01234567-89ab-cdef-0123-456789abcdef";
 
-/// Returns a store and its clock.
-fn store(server: &Server) -> (AzureLeases, Arc<TestClock>) {
-    let clock = Arc::new(TestClock::default());
-    let env = Env::seeded(clock.clone(), 1);
+type Store = NativeStore<AzureLeases>;
+
+fn store(server: &Server) -> Store {
+    let env = Env::seeded(Arc::new(TestClock::default()), 1);
     let mut blobs = register_in(server, Source::Anonymous, env);
     blobs.keys = Keys::verbatim("pre/fix");
-    (AzureLeases::new(blobs), clock)
+    NativeStore::new(AzureLeases::new(blobs))
 }
 
-fn claim(store: &AzureLeases, seconds: u64) -> Claim {
+fn claim(store: &Store, seconds: u64) -> Claim {
     let ttl = Ttl::new(Duration::from_secs(seconds)).unwrap();
     let holder = Holder { name: "ann".into(), host: "h".into(), pid: 7, note: None, value: None };
     let mut claim = Claim::new(store.env(), LockName::new("x").unwrap(), ttl, holder);
@@ -38,7 +38,7 @@ fn claim(store: &AzureLeases, seconds: u64) -> Claim {
     claim
 }
 
-fn grant(store: &AzureLeases) -> Grant {
+fn grant(store: &Store) -> Grant {
     let Claim { name, id, ttl, .. } = claim(store, 30);
     let deadline = deadline(ttl, store.env().now());
     Grant { name, token: signature::number(id), after: None, id, ttl, deadline, memo: None }
@@ -100,7 +100,7 @@ async fn a_lock_is_a_lease_of_the_blob_with_its_name() {
         _ => ours(seen),
     })
     .await;
-    let (store, _) = store(&server);
+    let store = store(&server);
     let mut asked = claim(&store, 20);
     asked.ttl = Ttl::new(Duration::from_millis(19_001)).unwrap();
     asked.lock_delay = Duration::from_secs(5);
@@ -132,7 +132,7 @@ async fn a_lock_is_a_lease_of_the_blob_with_its_name() {
 #[tokio::test]
 async fn azure_has_leases_of_15_to_60_seconds_only() {
     let server = Server::start(ours).await;
-    let (store, _) = store(&server);
+    let store = store(&server);
     for (ttl, delay) in [(14, 0), (61, 0), (30, 31), (10, 5)] {
         let mut claim = claim(&store, ttl);
         claim.lock_delay = Duration::from_secs(delay);
@@ -151,7 +151,7 @@ async fn azure_has_leases_of_15_to_60_seconds_only() {
 async fn a_response_without_the_id_of_the_lease_grants_nothing() {
     for headers in [HEADERS.to_owned(), format!("{HEADERS}x-ms-lease-id: {}\r\n", GUID.replace('0', "f"))] {
         let server = Server::always(answer("201 Created", &headers, "")).await;
-        let (store, _) = store(&server);
+        let store = store(&server);
         let error = store.try_acquire(&claim(&store, 30)).await.unwrap_err();
         assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
         let error = store.renew(&mut grant(&store)).await.unwrap_err();
@@ -176,7 +176,7 @@ async fn the_holder_is_shown_only_while_the_lease_has_its_id() {
             })
         })
         .await;
-        let (store, _) = store(&server);
+        let store = store(&server);
         let AcquireOutcome::Held(held) = store.try_acquire(&claim(&store, 30)).await.unwrap() else {
             panic!()
         };
@@ -198,7 +198,7 @@ async fn a_lease_that_ends_between_two_reads_is_not_foreign() {
         })
     })
     .await;
-    let (store, _) = store(&server);
+    let store = store(&server);
     assert_eq!(store.inspect(&LockName::new("x").unwrap()).await.unwrap().state, State::Free);
     assert_eq!(steps(&server), ["head", "verify", "head"]);
 }
@@ -213,7 +213,7 @@ async fn a_lease_of_another_program_is_held_and_never_ended() {
             })
         })
         .await;
-        let (store, _) = store(&server);
+        let store = store(&server);
         let claim = claim(&store, 30);
         let AcquireOutcome::Held(held) = store.try_acquire(&claim).await.unwrap() else { panic!() };
         assert_eq!(held.to_string().contains("without an end"), kind == "infinite", "{held}");
@@ -235,7 +235,7 @@ async fn a_blob_with_contents_is_leased_and_not_written() {
         })
     })
     .await;
-    let (store, _) = store(&server);
+    let store = store(&server);
     assert!(matches!(store.try_acquire(&claim(&store, 30)).await.unwrap(), AcquireOutcome::Granted(_)));
     assert_eq!(steps(&server), ["acquire", "verify"]);
 }
@@ -257,7 +257,7 @@ async fn a_lease_that_has_ended_is_lost() {
             })
         })
         .await;
-        let (store, _) = store(&server);
+        let store = store(&server);
         let Renewal::Lost(loss) = store.renew(&mut grant(&store)).await.unwrap() else { panic!("{code}") };
         assert_eq!(loss.reason, reason, "{code}");
         assert_eq!(store.release(&mut grant(&store), None).await.unwrap(), Released::AlreadyLost, "{code}");
@@ -275,7 +275,7 @@ async fn a_lease_that_is_being_broken_is_not_held_by_another() {
         })
     })
     .await;
-    let (store, _) = store(&server);
+    let store = store(&server);
     let Renewal::Lost(loss) = store.renew(&mut grant(&store)).await.unwrap() else { panic!("renewed") };
     assert_eq!(loss.reason, LossReason::Ended, "{loss}");
     let outcome = store.try_acquire(&claim(&store, 30)).await.unwrap();
@@ -294,126 +294,10 @@ async fn a_lease_that_another_client_has_by_now_was_taken_over() {
         })
     })
     .await;
-    let (store, _) = store(&server);
+    let store = store(&server);
     let Renewal::Lost(loss) = store.renew(&mut grant(&store)).await.unwrap() else { panic!() };
     let LossReason::TakenOver { by } = loss.reason else { panic!("{loss:?}") };
     assert_eq!(by.holder.unwrap().name, "bob");
-}
-
-/// Azure renews a lease that has expired, if no other client has taken it since. But the guard has already reported the
-/// loss.
-#[tokio::test]
-async fn only_the_local_deadline_limits_a_grant() {
-    let moved = Arc::new(std::sync::OnceLock::<Arc<TestClock>>::new());
-    let server = Server::start({
-        let moved = moved.clone();
-        move |seen| {
-            if let Some(clock) = moved.get() {
-                clock.suspend(Duration::from_secs(30));
-            }
-            ours(seen)
-        }
-    })
-    .await;
-    let (store, clock) = store(&server);
-    let mut over = grant(&store);
-    clock.suspend(Duration::from_secs(30));
-    assert!(matches!(store.renew(&mut over).await.unwrap(), Renewal::Lost(_)));
-    assert_eq!(steps(&server), [""; 0], "the deadline had passed");
-    let mut late = grant(&store);
-    moved.set(clock).unwrap();
-    let Renewal::Lost(loss) = store.renew(&mut late).await.unwrap() else {
-        panic!("the response came too late")
-    };
-    assert_eq!(loss.reason, LossReason::Expired { last_error: None });
-    assert_eq!(steps(&server), ["renew"]);
-}
-
-/// Azure identifies a lease by its id alone. A release that arrives late would end a lease that was acquired again
-/// under the same id, so the claim is not used again.
-#[tokio::test]
-async fn a_late_grant_is_lost_whatever_its_release_returns() {
-    for released in [Some("200 OK"), Some("409 LeaseNotPresentWithLeaseOperation"), Some("403 Denied"), None]
-    {
-        let moved = Arc::new(std::sync::OnceLock::<Arc<TestClock>>::new());
-        let server = Server::start({
-            let moved = moved.clone();
-            move |seen| match (step(seen), released) {
-                ("acquire", _) => {
-                    moved.get().unwrap().suspend(Duration::from_secs(30));
-                    ours(seen)
-                }
-                ("release", Some("200 OK")) => ours(seen),
-                ("release", Some(status)) => {
-                    let code = status.split_once(' ').unwrap().1;
-                    Reply::Answer(refused(status, code))
-                }
-                ("release", None) => {
-                    // Makes the store give up soon.
-                    moved.get().unwrap().suspend(Duration::from_secs(10));
-                    Reply::Hang
-                }
-                _ => ours(seen),
-            }
-        })
-        .await;
-        let (store, clock) = store(&server);
-        moved.set(clock).unwrap();
-        let AcquireOutcome::Lost(loss) = store.try_acquire(&claim(&store, 30)).await.unwrap() else {
-            panic!("{released:?}")
-        };
-        assert_eq!(loss.reason, LossReason::Expired { last_error: None }, "{released:?}");
-        assert!(steps(&server).contains(&"release"), "{released:?}");
-    }
-}
-
-/// The second request is also granted, under the same id.
-#[tokio::test]
-async fn a_lost_response_is_resolved_by_a_second_request() {
-    let turns = AtomicUsize::new(0);
-    let server = Server::start(move |seen| match turns.fetch_add(1, Ordering::Relaxed) {
-        0 => Reply::Hang,
-        _ => ours(seen),
-    })
-    .await;
-    let (store, _) = store(&server);
-    assert!(matches!(store.try_acquire(&claim(&store, 30)).await.unwrap(), AcquireOutcome::Granted(_)));
-    assert_eq!(steps(&server), ["acquire", "acquire", "verify", "sign"]);
-}
-
-/// The release was applied, but its response was lost.
-#[tokio::test]
-async fn a_release_with_a_lost_response_is_a_release() {
-    let turns = AtomicUsize::new(0);
-    let server = Server::start(move |_| match turns.fetch_add(1, Ordering::Relaxed) {
-        0 => Reply::Hang,
-        _ => Reply::Answer(refused("409 X", "LeaseNotPresentWithLeaseOperation")),
-    })
-    .await;
-    let (store, _) = store(&server);
-    let mut ours = grant(&store);
-    assert_eq!(store.release(&mut ours, None).await.unwrap(), Released::Released);
-    assert_eq!(store.release(&mut grant(&store), None).await.unwrap(), Released::AlreadyLost);
-}
-
-/// The first request may have been applied, so the whole operation may have been applied.
-#[tokio::test]
-async fn a_refusal_after_a_lost_response_may_be_applied() {
-    let releases = Arc::new(AtomicUsize::new(0));
-    let count = releases.clone();
-    let server = Server::start(move |seen| match step(seen) {
-        "release" if count.fetch_add(1, Ordering::Relaxed) == 0 => Reply::Hang,
-        "release" => Reply::Answer(refused("403 X", "AuthorizationFailure")),
-        _ => ours(seen),
-    })
-    .await;
-    let (store, _) = store(&server);
-    let error = store.release(&mut grant(&store), None).await.unwrap_err();
-    assert!(matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
-    releases.store(0, Ordering::Relaxed);
-    let (name, token) = (LockName::new("x").unwrap(), signature::number(ID.parse().unwrap()));
-    let error = store.evict(&name, token, None).await.unwrap_err();
-    assert!(matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
 }
 
 /// The eviction ends the lease of the given holder, by its id, and not the lease of a successor.
@@ -427,7 +311,7 @@ async fn an_eviction_ends_the_lease_of_that_holder_only() {
             _ => ours(seen),
         })
         .await;
-        let (store, _) = store(&server);
+        let store = store(&server);
         let (name, id) = (LockName::new("x").unwrap(), ID.parse::<Id>().unwrap());
         let token = signature::number(id);
         assert_eq!(store.evict(&name, token, None).await.unwrap(), expected);
@@ -456,7 +340,7 @@ async fn a_waiter_returns_when_the_lease_is_gone_or_changes_hands() {
             })
         })
         .await;
-        let (store, _) = store(&server);
+        let store = store(&server);
         let claim = claim(&store, 30);
         let AcquireOutcome::Held(held) = store.try_acquire(&claim).await.unwrap() else { panic!() };
         store.turn(&claim, &held).await.unwrap();
@@ -470,7 +354,7 @@ async fn a_blob_without_a_lock_name_does_not_break_a_listing() {
     let blobs: String = names.iter().map(|name| format!("<Blob><Name>{name}</Name></Blob>")).collect();
     let listing = format!("<EnumerationResults><Blobs>{blobs}</Blobs><NextMarker/></EnumerationResults>");
     let server = Server::always(answer("200 OK", HEADERS, &listing)).await;
-    let (store, _) = store(&server);
+    let store = store(&server);
     let names: Vec<LockName> = store.list("").try_collect().await.unwrap();
     assert_eq!(names.iter().map(LockName::as_str).collect::<Vec<_>>(), ["a", "d\\e"]);
     store.inspect(&names[1]).await.ok();
@@ -480,7 +364,7 @@ async fn a_blob_without_a_lock_name_does_not_break_a_listing() {
 #[tokio::test]
 async fn what_a_lease_cannot_do_is_refused() {
     let server = Server::start(ours).await;
-    let (store, _) = store(&server);
+    let store = store(&server);
     let error = store.release(&mut grant(&store), Some(Duration::from_secs(1))).await.unwrap_err();
     assert_eq!(error.fault().kind, ErrorKind::Unsupported);
     assert_eq!(store.capabilities().to_string(), "");
@@ -501,7 +385,7 @@ async fn a_lock_without_a_lease_is_free() {
         [blob("available", &signed_by(ID, "ann")), blob("expired", ""), refused("404 X", "BlobNotFound")]
     {
         let server = Server::always(free).await;
-        let (store, _) = store(&server);
+        let store = store(&server);
         let status = store.inspect(&LockName::new("x").unwrap()).await.unwrap();
         assert_eq!((status.state, status.token), (State::Free, None));
     }

@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::stream::{BoxStream, StreamExt};
 use reqwest::header::HeaderMap;
 
 use super::errors::Requested;
@@ -23,23 +22,21 @@ use super::wire::{self, Lease, lease_state};
 use super::{AzureRegister, POLL_INTERVAL};
 use crate::diagnosis::{CheckStatus, Diagnose, Examination, Examined, Finding};
 use crate::env::Env;
-use crate::error::{ErrorKind, Fault, StoreError};
+use crate::error::{ErrorKind, Fault};
+use crate::lease::pacing::Pacing;
 use crate::lease::{
-    AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, HolderInfo, Id, LeaseStore, Loss,
-    LossReason, ReleaseRequest, Released, Renewal, State, Status, Token, Ttl, Watch, attempt_limit, deadline,
+    Capabilities, Claim, Eviction, Grant, HolderInfo, Id, Loss, LossReason, State, Status, Token, Watch,
+    attempt_limit,
 };
+use crate::native::{self, Ask, Claimed, Ended, NativeLeases, Outcome, Renewed};
 use crate::register::{Body, Deleted, Metadata, Precondition, Register, Write};
-use crate::retry::{RetryBudget, repeated};
-use crate::runtime::pacing::Pacing;
+use crate::retry::repeated;
 use crate::stores::over_http::{Meaning, Operation, failed};
 use crate::types::LockName;
 
 /// The shortest and the longest duration of Azure's leases.
 const SHORTEST: Duration = Duration::from_secs(15);
 const LONGEST: Duration = Duration::from_secs(60);
-
-/// The time limit of operations whose caller sets none.
-const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The encoded form of a backslash in the name of a blob.
 const BACKSLASH: &str = "%5C";
@@ -78,12 +75,8 @@ impl AzureLeases {
         self.blobs.keys.object(&key(name.as_str()))
     }
 
-    fn budget(&self, limit: Duration, ttl: Ttl) -> RetryBudget<'_> {
-        RetryBudget::new(&self.blobs.env, limit, attempt_limit(ttl))
-    }
-
     /// Sends one request about the lease `id`.
-    async fn lease(&self, name: &LockName, action: Lease, id: Id) -> Result<Answer, StoreError> {
+    async fn lease(&self, name: &LockName, action: Lease, id: Id) -> Outcome<Answer> {
         let (blob, id) = (self.blob(name), lease_id(id));
         let requested = match action {
             Lease::Acquire { .. } => Requested::Lease,
@@ -111,7 +104,7 @@ impl AzureLeases {
 
     /// Reads the properties of the blob of `name`. With an `id`, reads them only if the blob is leased with this id.
     /// Returns `None` if there is no such blob.
-    async fn head(&self, name: &LockName, id: Option<Id>) -> Result<Option<Properties>, StoreError> {
+    async fn head(&self, name: &LockName, id: Option<Id>) -> Outcome<Option<Properties>> {
         let (blob, target) = (self.blob(name), &self.blobs.target);
         let request = match id {
             Some(id) => wire::head_leased(target, &blob, &lease_id(id)),
@@ -125,10 +118,10 @@ impl AzureLeases {
     }
 
     /// Reads the state of the lock.
-    async fn state(&self, name: &LockName, budget: &mut RetryBudget<'_>) -> Result<State, StoreError> {
+    async fn state(&self, name: &LockName, ask: &mut Ask<'_>) -> Outcome<State> {
         let mut refused = None;
         loop {
-            let seen = repeated(budget, || self.head(name, None)).await?;
+            let seen = ask.read(|| self.head(name, None)).await?;
             let Some(seen) = seen.filter(|seen| seen.is_leased) else { return Ok(State::Free) };
             let id = seen.signature.as_ref().map(|signature| signature.id);
             // Only Azure can decide whether the signature belongs to the lease. If it does not, the lease may have ended
@@ -136,8 +129,7 @@ impl AzureLeases {
             if let Some(id) = id
                 && refused != Some(id)
             {
-                let ours =
-                    repeated(budget, || self.head(name, Some(id))).await?.and_then(|ours| ours.signature);
+                let ours = ask.read(|| self.head(name, Some(id))).await?.and_then(|ours| ours.signature);
                 if let Some(ours) = ours.filter(|ours| ours.id == id) {
                     return Ok(State::Held(ours.shown()));
                 }
@@ -150,17 +142,38 @@ impl AzureLeases {
         }
     }
 
+    /// Ends the lease `id`.
+    async fn release(&self, name: &LockName, id: Id, ask: &Ask<'_>) -> Outcome<Ended> {
+        let answer = ask.request(self.lease(name, Lease::Release, id)).await?;
+        Ok(if answer == Answer::Done { Ended::Now } else { Ended::Gone })
+    }
+
     /// Creates the blob of `name` unless it exists.
-    async fn create(&self, name: &LockName) -> Result<(), StoreError> {
+    async fn create(&self, name: &LockName) -> Outcome<()> {
         let body = Body { bytes: Bytes::new(), metadata: Metadata::default() };
         match self.blobs.write(&key(name.as_str()), Precondition::Absent, body).await? {
             Write::Committed(_) | Write::Conflict => Ok(()),
         }
     }
 
+    /// Returns the grant, unless its lease has ended.
+    async fn signed(&self, claim: &Claim) -> Claimed {
+        let limit = attempt_limit(claim.ttl);
+        let mut ask = Ask::within(&self.blobs.env, limit, limit);
+        match repeated(&mut ask, || self.sign(claim)).await {
+            Ok(false) => {
+                return Claimed::Lost(Loss::new(claim.name.clone(), number(claim.id), LossReason::Ended));
+            }
+            Ok(true) => {}
+            // Other processes then see an unknown holder.
+            Err(error) => tracing::debug!(lock = %claim.name, %error, "the holder could not be recorded"),
+        }
+        Claimed::Granted(number(claim.id), native::Lease::default())
+    }
+
     /// Writes the holder into the metadata of its leased blob, unless the blob has contents. Returns whether the lease
     /// is still in force.
-    async fn sign(&self, claim: &Claim) -> Result<bool, StoreError> {
+    async fn sign(&self, claim: &Claim) -> Outcome<bool> {
         let Some(seen) = self.head(&claim.name, Some(claim.id)).await? else { return Ok(false) };
         if !seen.is_empty {
             return Ok(true);
@@ -176,56 +189,6 @@ impl AzureLeases {
             Err(Meaning::Absent | Meaning::Conflict) => Ok(false),
             Err(other) => Err(failed(other)),
         }
-    }
-
-    /// Returns the grant, unless its lease has ended or its deadline has passed. If the deadline has passed, ends the
-    /// lease.
-    async fn granted(&self, claim: &Claim, mut grant: Grant) -> AcquireOutcome {
-        let mut budget = self.budget(attempt_limit(claim.ttl), claim.ttl);
-        match repeated(&mut budget, || self.sign(claim)).await {
-            Ok(true) => {}
-            Ok(false) => return AcquireOutcome::Lost(Loss::new(grant.name, grant.token, LossReason::Ended)),
-            // Other processes then see an unknown holder.
-            Err(error) => tracing::debug!(lock = %claim.name, %error, "the holder could not be recorded"),
-        }
-        if !grant.deadline.passed(self.blobs.env.now()) {
-            return AcquireOutcome::Granted(grant);
-        }
-        let loss = grant.came_too_late();
-        if let Err(error) = self.end(&mut grant).await {
-            tracing::debug!(lock = %claim.name, %error, "a late grant could not be released; it will lapse");
-        }
-        // The claim is lost whatever the response was, because a release that arrives late must not end another grant
-        // of the same claim.
-        AcquireOutcome::Lost(loss)
-    }
-
-    /// Ends the lease of `grant`.
-    async fn end(&self, grant: &mut Grant) -> Result<Released, StoreError> {
-        let mut budget = self.budget(STORE_TIMEOUT, grant.ttl);
-        loop {
-            match budget.request(self.lease(&grant.name, Lease::Release, grant.id)).await {
-                Ok(Answer::Done) => return Ok(Released::Released),
-                // An earlier request released it, and the response was lost.
-                Ok(_) if grant.memo.is_some() => return Ok(Released::Released),
-                Ok(_) => return Ok(Released::AlreadyLost),
-                Err(error) => {
-                    if matches!(error, StoreError::MaybeApplied(_)) {
-                        grant.memo = Some(Box::new(ReleaseRequest));
-                    }
-                    let applied = grant.memo.is_some();
-                    budget.pause_after(error).await.map_err(|error| error.if_maybe(applied))?;
-                }
-            }
-        }
-    }
-
-    /// Returns why the lease of the grant with `token` was lost.
-    async fn reason(&self, name: &LockName, token: Token) -> LossReason {
-        let mut budget = self.budget(attempt_limit(Ttl::DEFAULT), Ttl::DEFAULT);
-        let state = self.state(name, &mut budget).await.unwrap_or(State::Free);
-        // A lease that another program is breaking has its id until it ends.
-        state.held_with(token).err().map_or(LossReason::Ended, |reason| *reason)
     }
 }
 
@@ -253,7 +216,7 @@ fn key(name: &str) -> String {
 }
 
 /// Returns the duration of the lease of `claim`, in seconds.
-fn seconds(claim: &Claim) -> Result<u64, StoreError> {
+fn seconds(claim: &Claim) -> Outcome<u64> {
     let (ttl, delay) = (claim.ttl.get(), claim.lock_delay);
     let wanted = ttl.saturating_add(delay);
     if ttl >= SHORTEST && wanted <= LONGEST {
@@ -272,145 +235,11 @@ fn seconds(claim: &Claim) -> Result<u64, StoreError> {
 }
 
 #[async_trait]
-impl LeaseStore for AzureLeases {
-    async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
-        let action = Lease::Acquire { seconds: seconds(claim)? };
-        let mut budget = self.budget(claim.store_timeout, claim.ttl).noting(&claim.last_error);
-        // Whether an earlier request may have been granted although its response was lost.
-        let mut unknown = false;
-        // Whether a request was refused although the lease has the id of this claim.
-        let mut refused = false;
-        loop {
-            let sent = self.blobs.env.now();
-            let error = match budget.request(self.lease(&claim.name, action, claim.id)).await {
-                Ok(Answer::Done) => {
-                    let grant = Grant {
-                        name: claim.name.clone(),
-                        token: number(claim.id),
-                        after: None,
-                        id: claim.id,
-                        ttl: claim.ttl,
-                        deadline: deadline(claim.ttl, sent),
-                        memo: None,
-                    };
-                    return Ok(self.granted(claim, grant).await);
-                }
-                Ok(Answer::NotOurs) => match self.state(&claim.name, &mut budget).await {
-                    // The lease of this claim: an earlier request was granted after this one was refused, or another
-                    // program is breaking the lease.
-                    Ok(State::Held(held)) if held.token == Some(number(claim.id)) && !refused => {
-                        refused = true;
-                        None
-                    }
-                    Ok(State::Held(held)) if held.token == Some(number(claim.id)) => {
-                        let loss = Loss::new(claim.name.clone(), number(claim.id), LossReason::Ended);
-                        return Ok(AcquireOutcome::Lost(loss));
-                    }
-                    Ok(State::Held(held)) => return Ok(AcquireOutcome::Held(held)),
-                    // The lock was released in the meantime.
-                    Ok(State::Free | State::Lapsed(_)) => None,
-                    Err(error) => Some(error),
-                },
-                // The next request shows whether the blob was created.
-                Ok(Answer::NoBlob) => budget.request(self.create(&claim.name)).await.err(),
-                Err(error) => {
-                    unknown |= matches!(error, StoreError::MaybeApplied(_));
-                    Some(error)
-                }
-            };
-            let paused = match error {
-                Some(error) => budget.pause_after(error).await,
-                None => budget.pause_after_conflict().await,
-            };
-            // Whatever the latest error is, an earlier request may have been granted.
-            paused.map_err(|error| error.if_maybe(unknown))?;
-        }
-    }
+impl NativeLeases for AzureLeases {
+    type Position = String;
 
-    async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
-        let env = &self.blobs.env;
-        let left = grant.deadline.remaining(env.now());
-        if left.is_zero() {
-            return Ok(grant.lost(LossReason::EXPIRED));
-        }
-        // The budget ends before the deadline, because the renewal task must learn of errors in time. That task repeats
-        // the renewal at its own pace.
-        let mut budget = self.budget(left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
-        loop {
-            let sent = env.now();
-            match budget.request(self.lease(&grant.name, Lease::Renew, grant.id)).await {
-                Ok(Answer::Done) => {
-                    let (now, prolonged) = (env.now(), deadline(grant.ttl, sent));
-                    // Azure also renews a lease that has expired.
-                    if grant.deadline.passed(now) || prolonged.passed(now) {
-                        return Ok(grant.lost(LossReason::EXPIRED));
-                    }
-                    grant.deadline = prolonged;
-                    return Ok(Renewal::Renewed);
-                }
-                Ok(Answer::NotOurs) => return Ok(grant.lost(self.reason(&grant.name, grant.token).await)),
-                Ok(Answer::NoBlob) => return Ok(grant.lost(LossReason::Deleted)),
-                Err(error) => budget.pause_after(error).await?,
-            }
-        }
-    }
-
-    async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError> {
-        if cooldown.is_some_and(|cooldown| !cooldown.is_zero()) {
-            return Err(Fault::new(
-                ErrorKind::Unsupported,
-                "a lock that is a lease of Azure (protocol=lease) has no cooldown",
-            )
-            .with_help("release it without a cooldown, or use the default protocol")
-            .not_applied());
-        }
-        self.end(grant).await
-    }
-
-    /// Ends the lease by its id, which the holder has written into the metadata. So it never ends the lease of a
-    /// successor.
-    async fn evict(
-        &self,
-        name: &LockName,
-        token: Token,
-        _: Option<&Eviction>,
-    ) -> Result<Evicted, StoreError> {
-        let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
-        let seen = repeated(&mut budget, || self.head(name, None)).await?;
-        let signature = seen.filter(|seen| seen.is_leased).and_then(|seen| seen.signature);
-        let Some(signature) = signature.filter(|signature| signature.number() == token) else {
-            return Ok(Evicted::Changed);
-        };
-        let mut unknown = false;
-        loop {
-            match budget.request(self.lease(name, Lease::Release, signature.id)).await {
-                Ok(Answer::Done) => return Ok(Evicted::Evicted),
-                Ok(_) if unknown => return Ok(Evicted::Evicted),
-                Ok(_) => return Ok(Evicted::Changed),
-                Err(error) => {
-                    unknown |= matches!(error, StoreError::MaybeApplied(_));
-                    budget.pause_after(error).await.map_err(|error| error.if_maybe(unknown))?;
-                }
-            }
-        }
-    }
-
-    async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
-        let state = self.state(name, &mut self.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await?;
-        let token = match &state {
-            State::Held(held) => held.token,
-            State::Free | State::Lapsed(_) => None,
-        };
-        Ok(Status { token, ..Status::new(name.clone(), state) })
-    }
-
-    fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
-        // The names of other programs' blobs may not be lock names.
-        let names = self.blobs.list(&key(prefix)).filter_map(async |key| match key {
-            Ok(key) => LockName::new(key.replace(BACKSLASH, "\\")).ok().map(Ok),
-            Err(error) => Some(Err(error)),
-        });
-        names.boxed()
+    fn env(&self) -> &Env {
+        &self.blobs.env
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -422,21 +251,100 @@ impl LeaseStore for AzureLeases {
         }
     }
 
-    fn env(&self) -> &Env {
-        &self.blobs.env
+    async fn claim(&self, claim: &Claim, ask: &mut Ask<'_>) -> Outcome<Claimed> {
+        let action = Lease::Acquire { seconds: seconds(claim)? };
+        // The second request is for a lease that has the id of this claim although the first one was refused: an earlier
+        // request was granted after that, or another program is breaking the lease.
+        for _ in 0..2 {
+            match ask.request(self.lease(&claim.name, action, claim.id)).await? {
+                Answer::Done => return Ok(self.signed(claim).await),
+                // The next request shows whether the blob was created.
+                Answer::NoBlob => {
+                    return ask.request(self.create(&claim.name)).await.map(|()| Claimed::Again);
+                }
+                Answer::NotOurs => match self.state(&claim.name, ask).await? {
+                    State::Held(held) if held.token == Some(number(claim.id)) => {}
+                    State::Held(held) => return Ok(Claimed::Held(held)),
+                    // The lock was released in the meantime.
+                    State::Free | State::Lapsed(_) => return Ok(Claimed::Again),
+                },
+            }
+        }
+        Ok(Claimed::Lost(Loss::new(claim.name.clone(), number(claim.id), LossReason::Ended)))
+    }
+
+    async fn renew(&self, grant: &Grant, ask: &mut Ask<'_>) -> Outcome<Renewed> {
+        Ok(match ask.request(self.lease(&grant.name, Lease::Renew, grant.id)).await? {
+            Answer::Done => Renewed::Until(native::Lease::default()),
+            Answer::NotOurs => Renewed::Gone,
+            Answer::NoBlob => Renewed::Lost(LossReason::Deleted),
+        })
+    }
+
+    async fn loss(&self, grant: &Grant, ask: &mut Ask<'_>) -> Outcome<LossReason> {
+        // A lease that another program is breaking has its id until it ends.
+        let held = self.state(&grant.name, ask).await?.held_with(grant.token);
+        Ok(held.err().map_or(LossReason::Ended, |reason| *reason))
+    }
+
+    async fn end(&self, grant: &Grant, cooldown: Option<Duration>, ask: &mut Ask<'_>) -> Outcome<Ended> {
+        if cooldown.is_some() {
+            return Err(Fault::new(
+                ErrorKind::Unsupported,
+                "a lock that is a lease of Azure (protocol=lease) has no cooldown",
+            )
+            .with_help("release it without a cooldown, or use the default protocol")
+            .not_applied());
+        }
+        self.release(&grant.name, grant.id, ask).await
+    }
+
+    /// Ends the lease by its id, which the holder has written into the metadata. So it never ends the lease of a
+    /// successor.
+    async fn evict(
+        &self,
+        name: &LockName,
+        token: Token,
+        _: Option<&Eviction>,
+        ask: &mut Ask<'_>,
+    ) -> Outcome<Ended> {
+        let seen = ask.read(|| self.head(name, None)).await?;
+        let signature = seen.filter(|seen| seen.is_leased).and_then(|seen| seen.signature);
+        match signature.filter(|signature| signature.number() == token) {
+            Some(signature) => self.release(name, signature.id, ask).await,
+            None => Ok(Ended::Gone),
+        }
+    }
+
+    async fn status(&self, name: &LockName, ask: &mut Ask<'_>) -> Outcome<Status> {
+        Ok(Status::new(name.clone(), self.state(name, ask).await?))
+    }
+
+    async fn names(
+        &self,
+        prefix: &str,
+        from: Option<String>,
+        ask: &mut Ask<'_>,
+    ) -> Outcome<(Vec<LockName>, Option<String>)> {
+        let prefix = self.blobs.keys.object(&key(prefix));
+        let page = ask.read(|| self.blobs.page(&prefix, from.clone())).await?;
+        // The names of other programs' blobs may not be lock names.
+        let keys = page.items.iter().filter_map(|blob| self.blobs.keys.register(blob));
+        let names = keys.filter_map(|key| LockName::new(key.replace(BACKSLASH, "\\")).ok());
+        Ok((names.collect(), page.next))
     }
 }
 
 #[async_trait]
 impl Watch for AzureLeases {
-    async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
+    async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Outcome<()> {
         let env = &self.blobs.env;
         let mut pacing = Pacing::new(POLL_INTERVAL, env.now());
         loop {
             env.sleep(pacing.pause(env.now(), seen.token, Duration::ZERO, None, &env.random)).await;
-            let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
-            let found = repeated(&mut budget, || self.head(name, None)).await?;
-            pacing.polled(budget.had_trouble());
+            let mut ask = Ask::new(env);
+            let found = ask.read(|| self.head(name, None)).await?;
+            pacing.polled(ask.had_trouble());
             let is_same = |found: &Properties| {
                 let number = found.signature.as_ref().map(Signature::number);
                 found.is_leased && (seen.token.is_none() || seen.token == number)
@@ -468,7 +376,7 @@ impl Diagnose for AzureLeases {
         examined
     }
 
-    async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
+    async fn discard(&self, name: &LockName) -> Outcome<bool> {
         let key = key(name.as_str());
         let Some(head) = self.blobs.head(&key).await? else { return Ok(true) };
         Ok(self.blobs.delete(&key, &head.version).await? == Deleted::Deleted)

@@ -14,131 +14,77 @@ use super::session::{Kept, Session, limited};
 use super::value::{self, Standing, Value, whole_seconds};
 use super::wire::{TxnRequest, TxnResponse};
 use crate::error::{Fault, StoreError};
-use crate::lease::{AcquireOutcome, Claim, Grant, HolderInfo};
-use crate::retry::RetryBudget;
+use crate::lease::{Claim, HolderInfo};
+use crate::native::{Ask, Claimed, Lease, Outcome};
 
 /// The parameters of the requests for one claim.
 struct Contender<'a> {
     claim: &'a Claim,
-    session: &'a Session,
+    session: &'a Arc<Session>,
+    /// The heartbeat that was known before the claim's key is written. A later one may not have read the key.
+    kept: Kept,
     line: Keyspace,
     key: Vec<u8>,
     granted: Vec<u8>,
     waiting: Vec<u8>,
-    /// Whether the effect of a request is unknown. The request may still be granted later, without this process
-    /// learning of it.
-    unknown: bool,
-}
-
-/// The result of one attempt.
-#[allow(clippy::large_enum_variant, reason = "only one value exists at a time, and only briefly")]
-enum Outcome {
-    /// Granted in this revision.
-    Granted(i64),
-    Held(HolderInfo),
-    /// The lease had ended.
-    NoLease,
 }
 
 impl Contender<'_> {
     fn own(&self) -> Own<'_> {
         Own { key: &self.key, lease: self.session.lease, granted: &self.granted, waiting: &self.waiting }
     }
+
+    fn confirm(&self, place: &Place) -> TxnRequest {
+        requests::confirm(&self.line, self.own(), place.create, place.revision)
+    }
+
+    fn granted_in(&self, revision: i64) -> Outcome<Claimed> {
+        let Self { claim, session, kept, .. } = self;
+        let create = session.place(claim.id).map_or(revision, |place| place.create);
+        session.put(claim.id, Place { create, revision, before: None });
+        let memo = Memo::new((*session).clone(), *kept, Value::of(claim, Standing::Granted));
+        let lease = Lease { until: Some(deadline(claim.ttl, *kept)), memo: Some(Arc::new(memo)) };
+        Ok(Claimed::Granted(rules::token_of(revision)?, lease))
+    }
 }
 
 impl EtcdLeases {
-    pub(super) async fn acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
-        let mut budget = self.budget(claim.store_timeout, claim.ttl);
-        loop {
-            let key = self.keys.of_claim(&claim.name, claim.id);
-            let (session, kept) = self.session_for(claim, &key, &mut budget).await?;
-            let mut contender = Contender {
-                claim,
-                session: &session,
-                line: self.keys.line(&claim.name),
-                key,
-                granted: Value::of(claim, Standing::Granted).to_bytes()?,
-                waiting: Value::of(claim, Standing::Waiting).to_bytes()?,
-                unknown: false,
-            };
-            session.expect(claim.id, &contender.key, self.env.now());
-            let outcome = self.contend(&mut contender, &mut budget).await;
-            let in_line = session.place(claim.id).is_some();
-            if contender.unknown {
-                session.doubt(claim.id);
+    /// Sends one request for the lock.
+    pub(super) async fn contend(&self, claim: &Claim, ask: &mut Ask<'_>) -> Outcome<Claimed> {
+        let key = self.keys.of_claim(&claim.name, claim.id);
+        let (session, kept) = self.session_for(claim, &key, ask).await?;
+        session.expect(claim.id, &key, self.env.now());
+        let contender = Contender {
+            claim,
+            session: &session,
+            kept,
+            line: self.keys.line(&claim.name),
+            key,
+            granted: Value::of(claim, Standing::Granted).to_bytes()?,
+            waiting: Value::of(claim, Standing::Waiting).to_bytes()?,
+        };
+        let request = match session.place(claim.id) {
+            None => requests::ask(&contender.line, contender.own(), claim.waits),
+            Some(place) => contender.confirm(&place),
+        };
+        let answer = self.write(&request, &contender, ask).await?;
+        let claimed = match rules::step(&self.keys, claim, answer)? {
+            Step::Granted(revision) => contender.granted_in(revision),
+            Step::Held(held, place) => self.refused(&contender, held, place, ask).await,
+            Step::Confirm(place) => {
+                session.put(claim.id, place);
+                Ok(Claimed::Again)
             }
-            if in_line {
-                self.claims().insert(claim.id, session.clone());
-            } else {
-                session.forget(claim.id);
-                self.claims().remove(&claim.id);
-                if claim.detached && !contender.unknown {
-                    // No other claim uses the lease.
-                    let (client, lease) = (self.client.clone(), session.lease);
-                    tokio::spawn(async move { client.revoke(lease).await });
-                }
+            Step::Again => {
+                session.forget_place(claim.id);
+                Ok(Claimed::Again)
             }
-            // Even if the latest request had no effect, an earlier one may still be granted, or its key is in the
-            // queue.
-            let outcome = outcome.map_err(|error| error.if_maybe(contender.unknown || in_line));
-            match outcome? {
-                Outcome::Granted(revision) => return self.granted(claim, &session, kept, revision).await,
-                Outcome::Held(held) if held.in_cooldown => {
-                    // Reads the first key again to report how much of the cooldown is left. If another claim is first
-                    // by now, reports that one.
-                    let first = self.first(&claim.name, &mut budget).await.ok().and_then(|(first, _)| first);
-                    return Ok(AcquireOutcome::Held(match first {
-                        Some(first) => self.shown(&first, &budget).await,
-                        None => held,
-                    }));
-                }
-                Outcome::Held(held) => return Ok(AcquireOutcome::Held(held)),
-                Outcome::NoLease => {
-                    session.end();
-                    budget.pause_after(ended_early()).await?;
-                }
-            }
+            Step::Crowded(place) => self.contend_in_crowd(&contender, place, ask).await,
+        }?;
+        if matches!(claimed, Claimed::Held(_)) {
+            self.leave_unless_in_line(claim);
         }
-    }
-
-    /// Sends requests until the claim is granted or refused, or until its lease has ended.
-    async fn contend(
-        &self,
-        contender: &mut Contender<'_>,
-        budget: &mut RetryBudget<'_>,
-    ) -> Result<Outcome, StoreError> {
-        let (claim, session) = (contender.claim, contender.session);
-        loop {
-            let request = match session.place(claim.id) {
-                None => requests::ask(&contender.line, contender.own(), claim.waits),
-                Some(place) => {
-                    requests::confirm(&contender.line, contender.own(), place.create, place.revision)
-                }
-            };
-            let answer = match self.write(&request, contender, budget).await? {
-                Some(Ok(answer)) => answer,
-                Some(Err(())) => return Ok(Outcome::NoLease),
-                None => continue,
-            };
-            match rules::step(&self.keys, claim, answer)? {
-                Step::Granted(revision) => return Ok(granted_in(session, claim, revision)),
-                Step::Held(held, place) => {
-                    self.stay_or_leave(contender, place, budget).await?;
-                    return Ok(Outcome::Held(held));
-                }
-                Step::Confirm(place) => session.put(claim.id, place),
-                Step::Again => {
-                    session.forget_place(claim.id);
-                    budget.pause_after_conflict().await?;
-                }
-                Step::Crowded(place) => {
-                    if let Some(outcome) = self.contend_in_crowd(contender, place, budget).await? {
-                        return Ok(outcome);
-                    }
-                    budget.pause_after_conflict().await?;
-                }
-            }
-        }
+        Ok(claimed)
     }
 
     /// Contends for a lock whose keys are mixed with the keys of other locks. A condition on the whole range cannot
@@ -146,107 +92,123 @@ impl EtcdLeases {
     /// when the last earlier key is gone, the claim is first and stays first.
     async fn contend_in_crowd(
         &self,
-        contender: &mut Contender<'_>,
+        contender: &Contender<'_>,
         place: Option<Place>,
-        budget: &mut RetryBudget<'_>,
-    ) -> Result<Option<Outcome>, StoreError> {
+        ask: &mut Ask<'_>,
+    ) -> Outcome<Claimed> {
         let (claim, session) = (contender.claim, contender.session);
         let place = match place {
             Some(place) => place,
             None => {
-                let request = requests::enter_queue(contender.own());
-                match self.write(&request, contender, budget).await? {
-                    Some(Ok(answer)) if answer.succeeded => {
-                        let revision = answer.header.unwrap_or_default().revision;
-                        Place { create: revision, revision, before: None }
-                    }
-                    Some(Err(())) => return Ok(Some(Outcome::NoLease)),
-                    Some(Ok(_)) | None => return Ok(None),
+                let answer = self.write(&requests::enter_queue(contender.own()), contender, ask).await?;
+                if !answer.succeeded {
+                    return Ok(Claimed::Again);
                 }
+                let revision = answer.header.unwrap_or_default().revision;
+                Place { create: revision, revision, before: None }
             }
         };
         session.put(claim.id, place.clone());
-        let before = self.line_until(&claim.name, place.create - 1, budget).await?;
+        let before = self.line_until(&claim.name, place.create - 1, ask).await?;
         let (Some(first), Some(last)) = (before.first(), before.last()) else {
             let request =
                 requests::confirm_alone(&contender.line, contender.own(), place.create, place.revision);
-            return Ok(match self.write(&request, contender, budget).await? {
-                Some(Ok(answer)) if answer.succeeded => {
-                    Some(granted_in(session, claim, answer.header.unwrap_or_default().revision))
-                }
-                Some(Err(())) => Some(Outcome::NoLease),
-                Some(Ok(_)) | None => None,
-            });
+            let answer = self.write(&request, contender, ask).await?;
+            return match answer.succeeded {
+                true => contender.granted_in(answer.header.unwrap_or_default().revision),
+                false => Ok(Claimed::Again),
+            };
         };
-        let (Some(first), revision) = self.key(&first.key, budget).await? else { return Ok(None) };
+        let (Some(first), revision) = self.key(&first.key, ask).await? else { return Ok(Claimed::Again) };
         let place = Place { before: Some((last.key.clone(), place.revision.min(revision))), ..place };
-        self.stay_or_leave(contender, Some(place), budget).await?;
-        Ok(Some(Outcome::Held(value::held(&first))))
+        self.refused(contender, value::held(&first), Some(place), ask).await
     }
 
     /// Keeps the place in the queue of a claim that waits. Deletes the key of a claim that does not wait.
-    async fn stay_or_leave(
+    async fn refused(
         &self,
         contender: &Contender<'_>,
+        held: HolderInfo,
         place: Option<Place>,
-        budget: &mut RetryBudget<'_>,
-    ) -> Result<(), StoreError> {
+        ask: &mut Ask<'_>,
+    ) -> Outcome<Claimed> {
         let (claim, session) = (contender.claim, contender.session);
         match place {
-            Some(place) if claim.waits => session.put(claim.id, place),
-            Some(place) => {
-                session.put(claim.id, place);
-                self.withdraw(session, claim.id, &contender.key, budget).await?;
-            }
             None => session.forget_place(claim.id),
+            Some(place) => {
+                session.put(claim.id, place.clone());
+                if !claim.waits {
+                    let request = requests::end(&contender.key, place.revision, None);
+                    if !self.write(&request, contender, ask).await?.succeeded {
+                        // The key was written again or is gone. The next request finds out.
+                        session.forget_place(claim.id);
+                        return Ok(Claimed::Again);
+                    }
+                    session.forget_place(claim.id);
+                }
+            }
         }
-        Ok(())
+        if !held.in_cooldown {
+            return Ok(Claimed::Held(held));
+        }
+        // Reads the first key again to report how much of the cooldown is left. If another claim is first by now, reports
+        // that one.
+        let first = self.first(&claim.name, ask).await.ok().and_then(|(first, _)| first);
+        Ok(Claimed::Held(match first {
+            Some(first) => self.shown(&first, ask).await,
+            None => held,
+        }))
     }
 
-    /// Sends one request. Returns `None` if the request failed and must be built again. The response to the next
-    /// request then shows whether this one had an effect.
+    /// Removes a claim that has no place in the queue. Returns whether it has one.
+    pub(super) fn leave_unless_in_line(&self, claim: &Claim) -> bool {
+        let Some(session) = self.claims().get(&claim.id).cloned() else { return false };
+        if session.place(claim.id).is_some() {
+            return true;
+        }
+        self.claims().remove(&claim.id);
+        if session.forget(claim.id) && claim.detached {
+            // No other claim uses the lease, and no request can still write a key on it.
+            let (client, lease) = (self.client.clone(), session.lease);
+            tokio::spawn(async move { client.revoke(lease).await });
+        }
+        false
+    }
+
+    /// Sends one request. The response to the next request shows whether a request without a response had an effect.
     async fn write(
         &self,
         request: &TxnRequest,
-        contender: &mut Contender<'_>,
-        budget: &mut RetryBudget<'_>,
-    ) -> Result<Option<Result<TxnResponse, ()>>, StoreError> {
-        match limited(budget, Effect::Writes, self.client.txn(Effect::Writes, request)).await {
-            Ok(answer) => Ok(Some(Ok(answer))),
-            Err(EtcdError::NoLease) => Ok(Some(Err(()))),
-            Err(error) => {
-                let error = error.into_store_error();
-                contender.unknown |= matches!(error, StoreError::MaybeApplied(_));
-                budget.pause_after(error).await?;
-                Ok(None)
-            }
+        contender: &Contender<'_>,
+        ask: &Ask<'_>,
+    ) -> Outcome<TxnResponse> {
+        let (session, id) = (contender.session, contender.claim.id);
+        // Noted before the request, because the caller may drop this future.
+        let before = session.doubt(id, true);
+        let answer = limited(ask, Effect::Writes, self.client.txn(Effect::Writes, request)).await;
+        if !matches!(answer, Err(EtcdError::Failed(StoreError::MaybeApplied(_)))) {
+            session.doubt(id, before);
         }
+        if matches!(answer, Err(EtcdError::NoLease)) {
+            session.end();
+            return Err(ended_early());
+        }
+        answer.map_err(EtcdError::into_store_error)
     }
 
     /// Returns a lease that does not expire soon, and the heartbeat that confirms it.
-    async fn session_for(
-        &self,
-        claim: &Claim,
-        key: &[u8],
-        budget: &mut RetryBudget<'_>,
-    ) -> Result<(Arc<Session>, Kept), StoreError> {
-        loop {
-            let known = self.claims().get(&claim.id).cloned().filter(|session| !session.is_gone());
-            let session = known.unwrap_or_else(|| self.session_like(claim));
-            // Adds the claim before the heartbeat, so that the heartbeat reads this claim's key. Every user with access
-            // to the lock may read that key.
-            session.expect(claim.id, key, self.env.now());
-            match session.keep(&self.client, &self.env, None, claim.ttl.get() / 3, budget).await {
-                Ok(Ok(kept)) => return Ok((session, kept)),
-                Ok(Err(_)) => {
-                    self.claims().remove(&claim.id);
-                    budget.pause_after(ended_early()).await?;
-                }
-                Err(error) => budget.pause_after(error).await.inspect_err(|_| {
-                    if session.place(claim.id).is_none() {
-                        session.forget(claim.id);
-                    }
-                })?,
+    async fn session_for(&self, claim: &Claim, key: &[u8], ask: &Ask<'_>) -> Outcome<(Arc<Session>, Kept)> {
+        let known = self.claims().get(&claim.id).cloned().filter(|session| !session.is_gone());
+        let session = known.unwrap_or_else(|| self.session_like(claim));
+        self.claims().insert(claim.id, session.clone());
+        // Adds the claim before the heartbeat, so that the heartbeat reads this claim's key. Every user with access to
+        // the lock may read that key.
+        session.expect(claim.id, key, self.env.now());
+        match session.keep(&self.client, &self.env, None, claim.ttl.get() / 3, ask).await? {
+            Ok(kept) => Ok((session, kept)),
+            Err(_) => {
+                self.claims().remove(&claim.id);
+                Err(ended_early())
             }
         }
     }
@@ -275,7 +237,7 @@ impl EtcdLeases {
         let session = create(true);
         sessions.push(session.clone());
         drop(sessions);
-        self.claims().retain(|id, session| session.place(*id).is_some());
+        self.claims().retain(|id, session| session.expects(*id));
         session
     }
 
@@ -287,18 +249,14 @@ impl EtcdLeases {
 
     /// Requests a lease with an id that leasehold chooses. If the response is lost, the response to the repeated
     /// request shows whether the lease exists.
-    pub(super) async fn grant_lease(
-        &self,
-        seconds: i64,
-        budget: &mut RetryBudget<'_>,
-    ) -> Result<(i64, Kept), StoreError> {
+    pub(super) async fn grant_lease(&self, seconds: i64, ask: &mut Ask<'_>) -> Outcome<(i64, Kept)> {
         let (lease, sent) = (self.fresh_lease(), self.env.now());
         loop {
-            let granted = match limited(budget, Effect::Writes, self.client.grant(lease, seconds)).await {
+            let granted = match limited(ask, Effect::Writes, self.client.grant(lease, seconds)).await {
                 Ok(answer) => answer.ttl,
                 Err(EtcdError::LeaseExists) => seconds,
                 Err(error) => {
-                    budget.pause_after(error.into_store_error()).await?;
+                    ask.pause_after(error.into_store_error()).await?;
                     continue;
                 }
             };
@@ -306,46 +264,8 @@ impl EtcdLeases {
             return Ok((lease, Kept { sent, ttl }));
         }
     }
-
-    /// Returns the grant. If its deadline has already passed, releases it and returns a loss instead.
-    async fn granted(
-        &self,
-        claim: &Claim,
-        session: &Arc<Session>,
-        kept: Kept,
-        revision: i64,
-    ) -> Result<AcquireOutcome, StoreError> {
-        // The deadline counts from the heartbeat that was known when the key was written, because a later heartbeat may
-        // not have read the key.
-        let mut grant = Grant {
-            // The queue covers all processes, so there is no local hand-off.
-            after: None,
-            name: claim.name.clone(),
-            token: rules::token_of(revision)?,
-            id: claim.id,
-            ttl: claim.ttl,
-            deadline: deadline(claim.ttl, kept),
-            memo: Some(Box::new(Memo::new(session.clone(), kept, Value::of(claim, Standing::Granted)))),
-        };
-        if !grant.deadline.passed(self.env.now()) {
-            return Ok(AcquireOutcome::Granted(grant));
-        }
-        let mut budget = self.budget(super::STORE_TIMEOUT, claim.ttl);
-        match self.give_up(&mut grant, None, &mut budget).await {
-            Ok(_) => Ok(AcquireOutcome::Lost(grant.came_too_late())),
-            Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => {
-                Err(fault.maybe_applied())
-            }
-        }
-    }
 }
 
 fn ended_early() -> StoreError {
     Fault::unavailable("etcd ended a lease before it was used").not_applied()
-}
-
-fn granted_in(session: &Session, claim: &Claim, revision: i64) -> Outcome {
-    let create = session.place(claim.id).map_or(revision, |place| place.create);
-    session.put(claim.id, Place { create, revision, before: None });
-    Outcome::Granted(revision)
 }

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
-use super::STORE_TIMEOUT;
 use super::errors::{Effect, EtcdError};
 use super::keys::Keyspace;
 use super::leases::EtcdLeases;
@@ -14,8 +13,8 @@ use super::wire::{StatusResponse, TxnRequest};
 use crate::clock::timeout;
 use crate::diagnosis::{Examined, Finding};
 use crate::error::StoreError;
-use crate::lease::{Id, Ttl};
-use crate::retry::retry;
+use crate::lease::Id;
+use crate::retry::{RetryBudget, retry};
 
 /// The shortest ttl: 1.5 election timeouts of one second, rounded up.
 const LEAST_TTL: (Duration, &str) = (
@@ -73,7 +72,7 @@ impl EtcdLeases {
     }
 
     async fn may_read(&self) -> Result<(), StoreError> {
-        let budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
+        let budget = RetryBudget::of_question(&self.env);
         let Keyspace { key, end } = self.keys.of_locks("");
         let page = requests::page(key, end, 1, 0);
         let ask = || async {
@@ -101,7 +100,7 @@ impl EtcdLeases {
 
     /// Sends an idempotent request, with retries.
     async fn asked_to(&self, request: &TxnRequest) -> Result<(), StoreError> {
-        let budget = self.budget(2 * STORE_TIMEOUT, Ttl::DEFAULT);
+        let budget = RetryBudget::of_question(&self.env);
         let ask = || async {
             limited(&budget, Effect::Writes, self.client.txn(Effect::Writes, request))
                 .await

@@ -1,4 +1,4 @@
-//! Renews and releases grants, and hands them to other processes.
+//! Renews and ends grants, and hands them to other processes.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -6,28 +6,25 @@ use std::time::Duration;
 use super::errors::{Effect, EtcdError};
 use super::leases::EtcdLeases;
 use super::requests;
-use super::rules::{self, Place, next_key};
+use super::rules::{self, Place};
 use super::session::{Kept, Session, limited};
-use super::value::{self, Standing, Value, whole_seconds};
+use super::value::{self, Owner, Standing, Value, whole_seconds};
 use super::watch::Watch;
 use super::wire::{KeyValue, TxnRequest};
 use crate::clock::{Deadline, Moment};
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{Grant, Id, Loss, LossReason, Released, Renewal, Token, Ttl, attempt_limit};
-use crate::retry::RetryBudget;
+use crate::lease::{Grant, LossReason, Token, Ttl};
+use crate::native::{self, Ask, Ended, Lease, Outcome, Renewed};
+use crate::types::LockName;
 
 /// The memo of a grant.
 #[derive(Clone, Debug)]
 pub(super) struct Memo {
-    session: Arc<Session>,
+    pub(super) session: Arc<Session>,
     /// The moment before the keep-alive was sent from which the grant's deadline counts. `None` if it is unknown.
     known: Option<Moment>,
     /// The value of the grant's key.
     value: Arc<Value>,
-    /// The result of the release, once there is one.
-    over: Option<Released>,
-    /// Whether a release was sent whose effect is unknown.
-    unsure: bool,
     /// The watch for the deletion of the key. It lasts from the grant to its end, so that not every pause between two
     /// renewals needs a new watch.
     pub(super) watch: Arc<Mutex<Option<Watch>>>,
@@ -39,361 +36,186 @@ impl Memo {
     }
 
     fn of(session: Arc<Session>, known: Option<Moment>, value: Value) -> Self {
-        Self { session, known, value: Arc::new(value), over: None, unsure: false, watch: Arc::default() }
+        Self { session, known, value: Arc::new(value), watch: Arc::default() }
     }
 }
 
-/// The result of writing a key.
-enum Written {
-    /// Written in this revision.
-    Done(i64),
-    /// The key no longer existed.
-    Absent,
-    /// The key has changed. Its content decides whether to write again.
-    Found(Box<KeyValue>),
-    /// The lease for the write has ended.
-    NoLease,
+pub(super) fn memo(grant: &Grant) -> Option<&Memo> {
+    native::memo(grant)
 }
 
 impl EtcdLeases {
-    /// Copies a grant for a job on the store's thread, which outlives the borrow of the grant.
-    pub(super) fn copy(grant: &Grant) -> Grant {
-        Grant {
-            name: grant.name.clone(),
-            token: grant.token,
-            after: grant.after,
-            id: grant.id,
-            ttl: grant.ttl,
-            deadline: grant.deadline,
-            memo: Self::memo(grant).map(|memo| Box::new(memo.clone()) as Box<_>),
-        }
-    }
-
-    pub(super) fn memo(grant: &Grant) -> Option<&Memo> {
-        grant.memo.as_ref()?.downcast_ref()
-    }
-
-    pub(super) fn session_of(grant: &Grant) -> Option<Arc<Session>> {
-        Some(Self::memo(grant)?.session.clone())
-    }
-
-    pub(super) async fn prolong(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
-        let left = grant.deadline.remaining(self.env.now());
-        if left.is_zero() {
-            return Ok(grant.lost(LossReason::EXPIRED));
-        }
-        // Does not retry until the deadline, because the renewal task must get errors before that, and retries at its
-        // own pace.
-        let mut budget = self.budget(left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
-        let mut memo = match Self::memo(grant).cloned() {
+    /// Confirms that the key of a grant exists, by a heartbeat of its lease.
+    pub(super) async fn confirm(&self, grant: &Grant, ask: &mut Ask<'_>) -> Outcome<Renewed> {
+        let memo = match memo(grant).cloned() {
             Some(memo) => memo,
-            None => match self.look_up(grant, &mut budget).await? {
+            None => match self.look_up(grant, ask).await? {
                 Some(memo) => memo,
-                None => return Ok(Renewal::Lost(self.loss_of(grant, &mut budget).await)),
+                None => return Ok(Renewed::Gone),
             },
         };
         let key = self.keys.of_claim(&grant.name, grant.id);
-        loop {
-            if !memo.session.prolongs(grant.id, &key, self.env.now()) {
-                return Ok(grant.lost(LossReason::EXPIRED));
-            }
-            let most = grant.ttl.get() / 6;
-            let kept = match memo.session.keep(&self.client, &self.env, memo.known, most, &budget).await {
-                Ok(Ok(kept)) => kept,
-                Ok(Err(_)) => return Ok(self.lose(grant, &memo, &mut budget).await),
-                Err(error) => {
-                    budget.pause_after(error).await?;
-                    continue;
-                }
-            };
+        if !memo.session.prolongs(grant.id, &key, self.env.now()) {
+            return Ok(Renewed::Lost(LossReason::EXPIRED));
+        }
+        let most = grant.ttl.get() / 6;
+        if let Ok(kept) = memo.session.keep(&self.client, &self.env, memo.known, most, ask).await? {
             if memo.session.stands(grant.id, self.env.now()) {
-                memo.known = Some(kept.sent);
-                return Ok(prolonged(grant, kept, memo, self.env.now()));
+                let memo = Memo { known: Some(kept.sent), ..memo };
+                return Ok(Renewed::Until(Lease {
+                    until: Some(deadline(grant.ttl, kept)),
+                    memo: Some(Arc::new(memo)),
+                }));
             }
             // The key may have been deleted or moved to another lease, or the session may not know its current state.
-            match self.look_up(grant, &mut budget).await? {
-                None => return Ok(self.lose(grant, &memo, &mut budget).await),
-                Some(found) if found.session.lease == memo.session.lease => {}
-                Some(found) => memo = found,
+            if let Some(found) = self.look_up(grant, ask).await? {
+                let is_same = found.session.lease == memo.session.lease;
+                return Ok(Renewed::Again(Arc::new(if is_same { memo } else { found })));
             }
-            budget.pause_after_conflict().await?;
         }
+        self.forget(&memo.session, grant);
+        Ok(Renewed::Gone)
     }
 
     /// Reads the key of a grant, and finds the lease that it is on. Returns `None` if the key does not exist or no
     /// longer belongs to the grant.
-    async fn look_up(&self, grant: &Grant, budget: &mut RetryBudget<'_>) -> Result<Option<Memo>, StoreError> {
-        let key = self.keys.of_claim(&grant.name, grant.id);
-        let (Some(kv), _) = self.key(&key, budget).await? else { return Ok(None) };
-        let value = rules::own_value(grant.id, &kv)?;
-        if value.state != Standing::Granted || value::token(&kv, &value) != Some(grant.token) {
-            return Ok(None);
-        }
-        let ours = Self::session_of(grant).filter(|session| session.lease == kv.lease);
+    async fn look_up(&self, grant: &Grant, ask: &mut Ask<'_>) -> Outcome<Option<Memo>> {
+        let Some((kv, value)) = self.own_key(grant, ask).await? else { return Ok(None) };
+        let ours = memo(grant).map(|memo| memo.session.clone()).filter(|session| session.lease == kv.lease);
         let ours = ours.or_else(|| self.sessions().iter().find(|session| session.lease == kv.lease).cloned());
         let session =
             ours.unwrap_or_else(|| Arc::new(Session::found(kv.lease, value.lease_seconds(), grant.ttl)));
-        session.prolongs(grant.id, &key, self.env.now());
+        session.prolongs(grant.id, &kv.key, self.env.now());
         session.put(grant.id, Place { create: kv.create_revision, revision: kv.mod_revision, before: None });
         Ok(Some(Memo::of(session, None, value)))
     }
 
-    async fn lose(&self, grant: &Grant, memo: &Memo, budget: &mut RetryBudget<'_>) -> Renewal {
-        self.forget(memo, grant.id);
-        Renewal::Lost(self.loss_of(grant, budget).await)
+    /// Reads the key of a grant or of a waiting claim, which has no token. Returns `None` if the key does not exist, is
+    /// in a cooldown, or no longer belongs to the grant.
+    async fn own_key(&self, grant: &Grant, ask: &mut Ask<'_>) -> Outcome<Option<(KeyValue, Value)>> {
+        let key = self.keys.of_claim(&grant.name, grant.id);
+        let (Some(kv), _) = self.key(&key, ask).await? else { return Ok(None) };
+        let value = rules::own_value(grant.id, &kv)?;
+        let is_own = grant.token == Token::default() || value::token(&kv, &value) == Some(grant.token);
+        Ok(Some((kv, value)).filter(|(_, value)| is_own && value.state != Standing::Cooldown))
     }
 
-    /// Returns how a grant was lost. The caller knows that it was lost.
-    async fn loss_of(&self, grant: &Grant, budget: &mut RetryBudget<'_>) -> Loss {
-        let line = self.keys.line(&grant.name);
-        match self.read(requests::end_of_claim(&self.keys.mark(grant.id), &line), budget).await {
-            Ok(answer) => rules::loss(&self.keys, &grant.name, grant.token, answer),
-            Err(error) => {
-                let reason = LossReason::Expired { last_error: Some(error.to_string()) };
-                Loss::new(grant.name.clone(), grant.token, reason)
-            }
-        }
+    fn forget(&self, session: &Session, grant: &Grant) {
+        session.forget(grant.id);
+        self.claims().remove(&grant.id);
     }
 
-    fn forget(&self, memo: &Memo, id: Id) {
-        memo.session.forget(id);
-        self.claims().remove(&id);
-    }
-
-    /// Ends a grant, or withdraws the waiting claim with its id.
-    pub(super) async fn give_up(
+    /// Ends a grant, or withdraws the waiting claim with its id. With a cooldown, its key stays, on a lease that lasts
+    /// as long as the cooldown. Other clients see the lock as held.
+    pub(super) async fn finish(
         &self,
-        grant: &mut Grant,
+        grant: &Grant,
         cooldown: Option<Duration>,
-        budget: &mut RetryBudget<'_>,
-    ) -> Result<Released, StoreError> {
-        let mut memo = Self::memo(grant).cloned();
-        if let Some(over) = memo.as_ref().and_then(|memo| memo.over) {
-            return Ok(over);
-        }
-        let outcome = match cooldown {
-            None => self.remove(grant, &mut memo, budget).await,
-            Some(cooldown) => self.start_cooldown(grant, &mut memo, cooldown, budget).await,
-        };
-        if let Ok(released) = outcome {
-            let standing = memo.as_ref().map(|memo| memo.session.clone());
-            if let Some(session) = standing.or_else(|| self.claims().get(&grant.id).cloned()) {
-                session.forget(grant.id);
-            }
-            self.claims().remove(&grant.id);
-            if let Some(memo) = &mut memo {
-                memo.over = Some(released);
-            }
-        }
-        if let Some(memo) = memo {
-            grant.memo = Some(Box::new(memo));
-        }
-        outcome
-    }
-
-    async fn remove(
-        &self,
-        grant: &Grant,
-        memo: &mut Option<Memo>,
-        budget: &mut RetryBudget<'_>,
-    ) -> Result<Released, StoreError> {
-        let key = self.keys.of_claim(&grant.name, grant.id);
-        let session = memo.as_ref().map(|memo| memo.session.clone());
+        ask: &mut Ask<'_>,
+    ) -> Outcome<Ended> {
+        let memo = memo(grant);
+        let session = memo.map(|memo| memo.session.clone());
         let session = session.or_else(|| self.claims().get(&grant.id).cloned());
-        let place = session.as_ref().and_then(|session| session.place(grant.id));
-        // The revision that this process knows. It knows none for a ticket.
-        let mut revision = place.map(|place| place.revision);
+        let known = session.as_ref().and_then(|session| session.place(grant.id));
         let mut mark = None;
-        let mut unsure = memo.as_ref().is_some_and(|memo| memo.unsure);
-        loop {
-            let Some(known) = revision else {
-                let (Some(kv), _) = self.key(&key, budget).await? else { return Ok(gone(unsure)) };
-                let value = rules::own_value(grant.id, &kv)?;
-                // The token of a ticket is compared. A withdrawn claim has none.
-                let is_other = memo.is_none()
-                    && grant.token != Token::default()
-                    && value::token(&kv, &value) != Some(grant.token);
-                if value.state == Standing::Cooldown || is_other {
-                    return Ok(gone(unsure));
-                }
+        let found = match known.filter(|_| !ask.again && (cooldown.is_none() || memo.is_some())) {
+            Some(place) => Some((place.revision, memo.map(|memo| Value::clone(&memo.value)))),
+            None => self.own_key(grant, ask).await?.map(|(kv, value)| {
                 // The process that holds this grant, or waits for it, learns only from the mark that it was ended.
-                mark = Some((self.keys.mark(grant.id), kv.lease)).filter(|_| memo.is_none() && kv.lease != 0);
-                revision = Some(kv.mod_revision);
-                continue;
-            };
-            let marked = mark.as_ref().map(|(key, lease)| (key.as_slice(), *lease));
-            let request = requests::end(&key, known, marked);
-            match self.write_once(&request, &mut unsure, budget).await {
-                Ok(Some(Written::Done(_))) => return Ok(Released::Released),
-                Ok(Some(Written::Absent)) => return Ok(gone(unsure)),
-                Ok(Some(Written::Found(_) | Written::NoLease)) => {
-                    budget.pause_after_conflict().await?;
-                    revision = None;
-                }
-                Ok(None) => revision = None,
-                Err(error) => {
-                    if let Some(memo) = memo {
-                        memo.unsure = unsure;
+                mark = Some(kv.lease).filter(|lease| memo.is_none() && *lease != 0);
+                (kv.mod_revision, Some(value))
+            }),
+        };
+        let ended = match found {
+            None => Ended::Gone,
+            Some((revision, value)) => {
+                let (key, mark_key) = (self.keys.of_claim(&grant.name, grant.id), self.keys.mark(grant.id));
+                let request = match cooldown.zip(value) {
+                    None => requests::end(&key, revision, mark.map(|lease| (&*mark_key, lease))),
+                    Some((cooldown, value)) => {
+                        let (lease, _) = self.grant_lease(whole_seconds(cooldown), ask).await?;
+                        let value = value.in_cooldown(grant.token, cooldown).to_bytes()?;
+                        requests::rewrite(&key, revision, &value, lease)
                     }
-                    return Err(error);
-                }
+                };
+                if self.write_key(&request, ask).await?.is_some() { Ended::Now } else { Ended::Again }
+            }
+        };
+        if let Some(session) = session {
+            match ended {
+                // The key has changed, so the next step reads it.
+                Ended::Again => session.forget_place(grant.id),
+                _ => self.forget(&session, grant),
             }
         }
-    }
-
-    /// Ends a grant, but keeps its key on a lease that lasts as long as the cooldown. Other clients see the lock as
-    /// held.
-    async fn start_cooldown(
-        &self,
-        grant: &Grant,
-        memo: &mut Option<Memo>,
-        cooldown: Duration,
-        budget: &mut RetryBudget<'_>,
-    ) -> Result<Released, StoreError> {
-        if memo.is_none() {
-            *memo = self.look_up(grant, budget).await?;
-        }
-        let Some(memo) = memo else { return Ok(Released::AlreadyLost) };
-        let (lease, _) = self.grant_lease(whole_seconds(cooldown), budget).await?;
-        let value = Value::clone(&memo.value).in_cooldown(grant.token, cooldown);
-        Ok(match self.move_to(grant, memo, &value, lease, budget).await? {
-            Some(_) => Released::Released,
-            None => gone(memo.unsure),
-        })
-    }
-
-    /// Writes a grant's key again, with another value and on another lease. Returns the revision of the key, or `None`
-    /// if the key was deleted.
-    async fn move_to(
-        &self,
-        grant: &Grant,
-        memo: &mut Memo,
-        value: &Value,
-        lease: i64,
-        budget: &mut RetryBudget<'_>,
-    ) -> Result<Option<i64>, StoreError> {
-        let key = self.keys.of_claim(&grant.name, grant.id);
-        let value = value.to_bytes()?;
-        let mut revision = memo.session.place(grant.id).map(|place| place.revision);
-        loop {
-            let Some(known) = revision else {
-                match self.key(&key, budget).await?.0 {
-                    None => return Ok(None),
-                    Some(kv) if kv.lease == lease => return Ok(Some(kv.mod_revision)),
-                    Some(kv) => {
-                        rules::own_value(grant.id, &kv)?;
-                        revision = Some(kv.mod_revision);
-                        continue;
-                    }
-                }
-            };
-            let request = requests::rewrite(&key, known, &value, lease);
-            match self.write_once(&request, &mut memo.unsure, budget).await? {
-                Some(Written::Done(revision)) => return Ok(Some(revision)),
-                Some(Written::Absent) => return Ok(None),
-                Some(Written::Found(kv)) if kv.lease == lease => return Ok(Some(kv.mod_revision)),
-                Some(Written::Found(_)) => {
-                    budget.pause_after_conflict().await?;
-                    revision = None;
-                }
-                None => revision = None,
-                Some(Written::NoLease) => {
-                    return Err(Fault::unavailable("etcd ended a lease before it was used").not_applied());
-                }
-            }
-        }
+        Ok(ended)
     }
 
     /// Moves a grant to a separate lease, which another process can keep alive.
-    pub(super) async fn set_apart(&self, grant: &mut Grant) -> Result<(), StoreError> {
-        let Some(mut memo) = Self::memo(grant).cloned().filter(|memo| memo.session.shared) else {
+    pub(super) async fn set_apart(&self, grant: &Grant, ask: &mut Ask<'_>) -> Outcome<Option<Renewed>> {
+        let Some(memo) = memo(grant).filter(|memo| memo.session.shared) else {
             // Another process may end the grant, so this one would remember it for ever.
             self.claims().remove(&grant.id);
-            return Ok(());
+            return Ok(None);
         };
-        let mut budget = self.budget(super::STORE_TIMEOUT, grant.ttl);
-        let seconds = memo.session.seconds;
-        let (lease, kept) = self.grant_lease(seconds, &mut budget).await?;
-        let value = Value::clone(&memo.value).with_token(grant.token);
-        let Some(revision) = self.move_to(grant, &mut memo, &value, lease, &mut budget).await? else {
-            self.forget(&memo, grant.id);
-            let loss = self.loss_of(grant, &mut budget).await;
-            return Err(Fault::new(ErrorKind::Lost, loss.to_string()).not_applied());
+        let known = memo.session.place(grant.id).map(|place| (place.revision, Value::clone(&memo.value)));
+        let known = match known {
+            Some(known) => Some(known),
+            None => self.own_key(grant, ask).await?.map(|(kv, value)| (kv.mod_revision, value)),
+        };
+        let Some((known, value)) = known else {
+            self.forget(&memo.session, grant);
+            return Ok(Some(Renewed::Gone));
+        };
+        let (seconds, value) = (memo.session.seconds, value.with_token(grant.token));
+        let (lease, kept) = self.grant_lease(seconds, ask).await?;
+        let key = self.keys.of_claim(&grant.name, grant.id);
+        let request = requests::rewrite(&key, known, &value.to_bytes()?, lease);
+        // The next step reads the key, which this request may have moved.
+        memo.session.forget_place(grant.id);
+        let Some(revision) = self.write_key(&request, ask).await? else {
+            return Ok(Some(Renewed::Again(Arc::new(memo.clone()))));
         };
         let session = Arc::new(Session::granted(lease, seconds, grant.ttl, kept));
-        session.expect(grant.id, &self.keys.of_claim(&grant.name, grant.id), self.env.now());
+        session.expect(grant.id, &key, self.env.now());
         session.put(grant.id, Place { create: revision, revision, before: None });
-        self.forget(&memo, grant.id);
-        grant.deadline = deadline(grant.ttl, kept);
-        grant.memo = Some(Box::new(Memo::new(session, kept, value)));
-        Ok(())
+        self.forget(&memo.session, grant);
+        let until = Some(deadline(grant.ttl, kept));
+        Ok(Some(Renewed::Until(Lease { until, memo: Some(Arc::new(Memo::new(session, kept, value))) })))
     }
 
-    /// Deletes the key of a claim that does not wait.
-    pub(super) async fn withdraw(
-        &self,
-        session: &Session,
-        id: Id,
-        key: &[u8],
-        budget: &mut RetryBudget<'_>,
-    ) -> Result<(), StoreError> {
-        let mut unsure = false;
-        while let Some(place) = session.place(id) {
-            let request = requests::end(key, place.revision, None);
-            match self.write_once(&request, &mut unsure, budget).await? {
-                Some(Written::Found(kv)) => {
-                    session.put(id, Place { revision: kv.mod_revision, ..place });
-                    budget.pause_after_conflict().await?;
-                }
-                Some(Written::Done(_) | Written::Absent | Written::NoLease) => session.forget_place(id),
-                None => {}
-            }
-        }
-        Ok(())
+    /// Ends the first claim of the queue, if it has the grant with `token`.
+    pub(super) async fn end_grant(&self, name: &LockName, token: Token, ask: &mut Ask<'_>) -> Outcome<Ended> {
+        let Some(first) = self.first(name, ask).await?.0 else { return Ok(Ended::Gone) };
+        let value = match value::read(&first) {
+            Owner::Ours(value) if value::token(&first, &value) == Some(token) => value,
+            Owner::Foreign(_) if !ask.again => return Err(not_ours_to_evict(name)),
+            Owner::Ours(_) | Owner::Foreign(_) => return Ok(Ended::Gone),
+        };
+        let mark = self.keys.mark(value.claim);
+        let mark = Some((mark.as_slice(), first.lease)).filter(|_| first.lease != 0);
+        let request = requests::end(&first.key, first.mod_revision, mark);
+        Ok(if self.write_key(&request, ask).await?.is_some() { Ended::Now } else { Ended::Again })
     }
 
-    /// Sends one write of one key. Returns `None` if the write failed and must be tried again. A caller that does not
-    /// repeat the same conditional request must read the key first.
-    async fn write_once(
-        &self,
-        request: &TxnRequest,
-        unsure: &mut bool,
-        budget: &mut RetryBudget<'_>,
-    ) -> Result<Option<Written>, StoreError> {
-        match limited(budget, Effect::Writes, self.client.txn(Effect::Writes, request)).await {
-            Ok(answer) if answer.succeeded => {
-                Ok(Some(Written::Done(answer.header.unwrap_or_default().revision)))
-            }
-            Ok(answer) => Ok(Some(match next_key(&mut answer.responses.into_iter()) {
-                None => Written::Absent,
-                Some(kv) => Written::Found(Box::new(kv)),
-            })),
-            Err(EtcdError::NoLease) => Ok(Some(Written::NoLease)),
-            Err(error) => {
-                let error = error.into_store_error();
-                *unsure |= matches!(error, StoreError::MaybeApplied(_));
-                budget.pause_after(error).await?;
-                Ok(None)
-            }
+    /// Sends one write of one key. Returns the revision of the write, or `None` if the key has changed or the lease has
+    /// ended.
+    async fn write_key(&self, request: &TxnRequest, ask: &Ask<'_>) -> Outcome<Option<i64>> {
+        match limited(ask, Effect::Writes, self.client.txn(Effect::Writes, request)).await {
+            Ok(answer) => Ok(Some(answer.header.unwrap_or_default().revision).filter(|_| answer.succeeded)),
+            Err(EtcdError::NoLease) => Ok(None),
+            Err(error) => Err(error.into_store_error()),
         }
     }
 }
 
-/// Returns the result of a release whose key does not exist. If this process sent a release (a delete, or the
-/// rewrite for a cooldown) whose effect is unknown, that release was applied.
-fn gone(unsure: bool) -> Released {
-    if unsure { Released::Released } else { Released::AlreadyLost }
-}
-
-/// Extends the deadline of `grant`. A response that arrives after the end of the lease does not extend it.
-fn prolonged(grant: &mut Grant, kept: Kept, memo: Memo, now: Moment) -> Renewal {
-    let prolonged = deadline(grant.ttl, kept);
-    if grant.deadline.passed(now) || prolonged.passed(now) {
-        return grant.lost(LossReason::EXPIRED);
-    }
-    grant.deadline = prolonged;
-    grant.memo = Some(Box::new(memo));
-    Renewal::Renewed
+fn not_ours_to_evict(name: &LockName) -> StoreError {
+    Fault::new(ErrorKind::Unsupported, format!("lock `{name}` is held by a key that leasehold did not write"))
+        .with_help(
+            "find out which client wrote it; if it is certainly abandoned, delete it with etcdctl del, or \
+            revoke its lease",
+        )
+        .not_applied()
 }
 
 /// Returns the deadline of a grant. It counts from before the keep-alive was sent. If etcd granted less time than
@@ -425,18 +247,18 @@ mod tests {
         let claim = Claim::new(&env, LockName::new("a").unwrap(), Ttl::DEFAULT, Holder::this_process());
         let kept = Kept { sent: env.now(), ttl: claim.ttl.get() };
         let session = Arc::new(Session::granted(7, whole_seconds(kept.ttl), claim.ttl, kept));
-        leases.claims().insert(claim.id, session.clone());
-        let value = Value::of(&claim, Standing::Granted);
-        let mut grant = Grant {
+        leases.claims().insert(claim.id, session);
+        let grant = Grant {
             name: claim.name,
             token: Token::default(),
             after: None,
             id: claim.id,
             ttl: claim.ttl,
             deadline: deadline(claim.ttl, kept),
-            memo: Some(Box::new(Memo::new(session, kept, value))),
+            memo: None,
         };
-        leases.set_apart(&mut grant).await.unwrap();
+        let mut ask = Ask::new(&env);
+        assert!(leases.set_apart(&grant, &mut ask).await.unwrap().is_none());
         assert!(leases.claims().is_empty());
     }
 }

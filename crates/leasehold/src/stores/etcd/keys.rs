@@ -100,7 +100,7 @@ pub(super) fn after(key: &[u8]) -> Vec<u8> {
 
 /// Removes duplicate names from a sorted listing of keys. Remembers only the names that can still recur: `a/1`,
 /// `a/b/2`, `a/c` are keys of `a`, `a/b`, `a`.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Names {
     open: Vec<LockName>,
 }

@@ -1,26 +1,31 @@
 //! The leases of one cluster, and the reads. All of this runs on the thread of the store
-//! ([`worker`](crate::stores::worker)).
+//! ([`worker`](crate::native::worker)).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
+
 use super::client::Client;
-use super::errors::{Effect, EtcdError};
-use super::keys::{self, Keys};
+use super::errors::Effect;
+use super::keys::{self, Keys, Keyspace, Names};
+use super::requests;
 use super::session::{Session, limited};
-use super::value::{self, Owner};
+use super::value;
 use super::watch::Watcher;
 use super::wire::{KeyValue, RangeRequest, RangeResponse, TxnRequest, TxnResponse};
-use super::{STORE_TIMEOUT, requests};
 use crate::env::Env;
-use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{Evicted, HolderInfo, Id, MAX_WAITERS, State, Status, Token, Ttl, attempt_limit};
+use crate::error::StoreError;
+use crate::lease::{HolderInfo, Id, MAX_WAITERS, State, Status, Ttl, attempt_limit};
 use crate::retry::RetryBudget;
 use crate::types::LockName;
 
 /// The number of keys in a page.
 const PAGE: i64 = 1_000;
+
+/// The start of a page, and the names of the pages before it that may recur.
+pub(super) type Position = (Vec<u8>, Names);
 
 /// The leases of one cluster.
 #[derive(Debug)]
@@ -28,6 +33,8 @@ pub(super) struct EtcdLeases {
     pub(super) client: Arc<Client>,
     pub(super) keys: Keys,
     pub(super) env: Env,
+    /// The runtime of the store's thread.
+    pub(super) home: Handle,
     pub(super) watcher: Watcher,
     /// The leases that claims share, one for each ttl and lease duration.
     sessions: Mutex<Vec<Arc<Session>>>,
@@ -36,10 +43,11 @@ pub(super) struct EtcdLeases {
 }
 
 impl EtcdLeases {
+    /// Must be called on the store's thread or on a blocking thread of its runtime.
     pub(super) fn new(client: Arc<Client>, prefix: String, env: Env) -> Self {
         let watcher = Watcher::new(client.clone(), env.clone());
         let (sessions, claims) = (Mutex::default(), Mutex::default());
-        Self { client, keys: Keys::new(prefix), env, watcher, sessions, claims }
+        Self { client, keys: Keys::new(prefix), env, home: Handle::current(), watcher, sessions, claims }
     }
 
     pub(super) fn budget(&self, limit: Duration, ttl: Ttl) -> RetryBudget<'_> {
@@ -160,88 +168,44 @@ impl EtcdLeases {
     }
 
     /// Returns one page of the names that begin with `prefix`, and the start of the next page.
-    pub(super) async fn names(
+    pub(super) async fn page(
         &self,
         prefix: &str,
-        from: Vec<u8>,
-        end: Vec<u8>,
-    ) -> Result<(Vec<LockName>, Option<Vec<u8>>), StoreError> {
-        let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
-        loop {
-            let request = requests::page(from.clone(), end.clone(), PAGE, 0);
-            match limited(&budget, Effect::None, self.client.range(request)).await {
-                Ok(answer) => {
-                    let next = answer.kvs.last().filter(|_| answer.more).map(|kv| keys::after(&kv.key));
-                    let names = answer.kvs.iter().filter_map(|kv| self.keys.lock_of(&kv.key));
-                    return Ok((names.filter(|name| name.as_str().starts_with(prefix)).collect(), next));
-                }
-                Err(error) => budget.pause_after(error.into_store_error()).await?,
-            }
-        }
+        from: Option<Position>,
+        budget: &mut RetryBudget<'_>,
+    ) -> Result<(Vec<LockName>, Option<Position>), StoreError> {
+        let Keyspace { key, end } = self.keys.of_locks(prefix);
+        let (from, mut known) = from.unwrap_or((key, Names::default()));
+        let answer = self.range(requests::page(from, end, PAGE, 0), budget).await?;
+        let names = answer.kvs.iter().filter_map(|kv| self.keys.lock_of(&kv.key));
+        let names = names.filter(|name| name.as_str().starts_with(prefix));
+        let names = names.filter_map(|name| known.fresh(name)).collect();
+        let next = answer.kvs.last().filter(|_| answer.more).map(|kv| keys::after(&kv.key));
+        Ok((names, next.map(|next| (next, known))))
     }
 
-    pub(super) async fn end_grant(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
-        let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
-        // The key of a delete whose effect is unknown. If the key no longer exists, the delete was applied.
-        let mut asked: Option<Vec<u8>> = None;
-        loop {
-            let first = self.first(name, &mut budget).await?.0;
-            let gone = |first: &KeyValue| asked.as_ref().is_some_and(|asked| *asked != first.key);
-            let Some(first) = first.filter(|first| !gone(first)) else {
-                return Ok(if asked.is_some() { Evicted::Evicted } else { Evicted::Changed });
-            };
-            let Owner::Ours(value) = value::read(&first) else { return Err(not_ours_to_evict(name)) };
-            if value::token(&first, &value) != Some(token) {
-                return Ok(Evicted::Changed);
-            }
-            let mark = self.keys.mark(value.claim);
-            let mark = Some((mark.as_slice(), first.lease)).filter(|_| first.lease != 0);
-            let request = requests::end(&first.key, first.mod_revision, mark);
-            match limited(&budget, Effect::Writes, self.client.txn(Effect::Writes, &request)).await {
-                Ok(answer) if answer.succeeded => return Ok(Evicted::Evicted),
-                // The key was written or deleted in the meantime, or its lease has ended.
-                Ok(_) | Err(EtcdError::NoLease) => budget.pause_after_conflict().await?,
-                Err(error) => {
-                    let error = error.into_store_error();
-                    if matches!(error, StoreError::MaybeApplied(_)) {
-                        asked = Some(first.key);
-                    }
-                    budget.pause_after(error).await?;
-                }
-            }
-        }
-    }
-
-    pub(super) async fn status(&self, name: &LockName) -> Result<Status, StoreError> {
-        let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
+    pub(super) async fn read_status(
+        &self,
+        name: &LockName,
+        budget: &mut RetryBudget<'_>,
+    ) -> Result<Status, StoreError> {
         let line = self.keys.line(name);
-        let answer = self.range(requests::oldest(&line, 1 + MAX_WAITERS), &mut budget).await?;
+        let answer = self.range(requests::oldest(&line, 1 + MAX_WAITERS), budget).await?;
         let (oldest, is_cut_off) = (answer.kvs.len(), answer.more);
         let mut queue: Vec<_> =
             answer.kvs.into_iter().filter(|kv| self.keys.is_in_line(name, &kv.key)).collect();
         if is_cut_off && queue.len() < oldest {
             // Keys of other locks are among the oldest.
             queue.clear();
-            for kv in self.line_until(name, 0, &mut budget).await?.into_iter().take(1 + MAX_WAITERS) {
-                queue.extend(self.key(&kv.key, &mut budget).await?.0);
+            for kv in self.line_until(name, 0, budget).await?.into_iter().take(1 + MAX_WAITERS) {
+                queue.extend(self.key(&kv.key, budget).await?.0);
             }
         }
         let mut queue = queue.into_iter();
         let Some(first) = queue.next() else { return Ok(Status::new(name.clone(), State::Free)) };
-        let held = self.shown(&first, &budget).await;
-        let token = held.token;
+        let held = self.shown(&first, budget).await;
         let mut status = Status::new(name.clone(), State::Held(held));
-        status.token = token;
         status.waiters = queue.filter_map(|kv| value::waiter(&kv)).collect();
         Ok(status)
     }
-}
-
-fn not_ours_to_evict(name: &LockName) -> StoreError {
-    Fault::new(ErrorKind::Unsupported, format!("lock `{name}` is held by a key that leasehold did not write"))
-        .with_help(
-            "find out which client wrote it; if it is certainly abandoned, delete it with etcdctl del, or \
-            revoke its lease",
-        )
-        .not_applied()
 }

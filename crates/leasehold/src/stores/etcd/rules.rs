@@ -4,7 +4,7 @@ use super::keys::Keys;
 use super::value::{self, Owner, Standing, Value};
 use super::wire::{Answer, KeyValue, ResponseOp, TxnResponse};
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{Claim, HolderInfo, Id, Loss, LossReason, Token};
+use crate::lease::{Claim, HolderInfo, Id, LossReason, Token};
 use crate::types::LockName;
 
 /// A claim's place in the queue.
@@ -121,13 +121,12 @@ pub(super) fn token_of(revision: i64) -> Result<Token, StoreError> {
     })
 }
 
-/// Returns how a grant whose key is gone was lost, according to its mark and to the first key of the queue.
-pub(super) fn loss(keys: &Keys, name: &LockName, token: Token, answer: TxnResponse) -> Loss {
+/// Returns why a grant whose key is gone was lost, according to its mark and to the first key of the queue.
+pub(super) fn loss(keys: &Keys, name: &LockName, answer: TxnResponse) -> LossReason {
     let mut answers = answer.responses.into_iter();
     let mark = next_key(&mut answers);
     let first = next_key(&mut answers).filter(|first| keys.is_in_line(name, &first.key));
-    let reason = LossReason::without_history(mark.is_some(), first.map(|first| value::held(&first)));
-    Loss::new(name.clone(), token, reason)
+    LossReason::without_history(mark.is_some(), first.map(|first| value::held(&first)))
 }
 
 /// Returns the key in the next response. The response must be to a range of at most one key.
@@ -323,7 +322,7 @@ mod tests {
     fn a_loss_reports_its_reason() {
         let told = |mark: Option<KeyValue>, first: Option<KeyValue>| {
             let answer = TxnResponse { responses: vec![range(mark), range(first)], ..TxnResponse::default() };
-            loss(&keys(), &claim().name, token_of(5).unwrap(), answer).reason
+            loss(&keys(), &claim().name, answer)
         };
         let mark = key("p/./1", 9, Vec::new());
         assert_eq!(told(Some(mark), Some(foreign(9))), LossReason::Ended);

@@ -182,20 +182,29 @@ impl Session {
         self.state().places.get(&id)?.place.clone()
     }
 
-    pub(super) fn doubt(&self, id: Id) {
-        if let Some(entry) = self.state().places.get_mut(&id) {
-            entry.doubtful = true;
-        }
+    /// Records whether the effect of a request is unknown. Returns what was recorded before.
+    pub(super) fn doubt(&self, id: Id, doubtful: bool) -> bool {
+        let mut state = self.state();
+        state.places.get_mut(&id).is_some_and(|entry| std::mem::replace(&mut entry.doubtful, doubtful))
     }
 
     /// Removes a claim. If one of its requests may still be executed, the heartbeats still look for its key for a
-    /// while.
-    pub(super) fn forget(&self, id: Id) {
+    /// while, and this returns `false`.
+    pub(super) fn forget(&self, id: Id) -> bool {
         let mut state = self.state();
         match state.places.get_mut(&id) {
-            Some(entry) if entry.doubtful => entry.place = None,
+            Some(entry) if entry.doubtful => {
+                entry.place = None;
+                return false;
+            }
             _ => drop(state.places.remove(&id)),
         }
+        true
+    }
+
+    /// Returns whether the claim is in use, or one of its requests may still be executed.
+    pub(super) fn expects(&self, id: Id) -> bool {
+        self.state().places.contains_key(&id)
     }
 
     /// Returns whether no claim uses the lease. Ignores claims that only a late request may still create.
@@ -243,9 +252,7 @@ impl Session {
                 let _ = running.changed().await;
                 Ok(())
             };
-            budget.request_within(budget.left(), ended).await.map_err(|error| match error {
-                StoreError::MaybeApplied(fault) | StoreError::NotApplied(fault) => fault.not_applied(),
-            })?;
+            budget.request_within(budget.left(), ended).await.map_err(StoreError::of_read)?;
         }
     }
 
@@ -282,9 +289,7 @@ impl Session {
             Err(error) => {
                 // The lease may exist in etcd, but it has no keys. The next session has another lease id.
                 state.gone |= state.is_new;
-                let (StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) =
-                    error.into_store_error();
-                state.failed = Some((number, fault.not_applied()));
+                state.failed = Some((number, error.into_store_error().of_read()));
             }
         }
     }

@@ -3,15 +3,21 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use async_trait::async_trait;
+
+use super::errors::Effect;
+use super::hold::memo;
 use super::leases::EtcdLeases;
 use super::rules::Place;
-use super::session::Session;
+use super::session::{Session, limited};
 use super::value;
-use super::watch::{Fired, Watch};
+use super::watch::{self, Fired};
 use super::wire::KeyValue;
-use super::{EtcdStore, POLL_INTERVAL, STORE_TIMEOUT};
+use super::{POLL_INTERVAL, requests};
 use crate::error::StoreError;
-use crate::lease::{Claim, Grant, HolderInfo, State, Status, Ttl, attempt_limit};
+use crate::lease::{Claim, Grant, HolderInfo, State, Status, Watch, attempt_limit};
+use crate::native::Ask;
+use crate::retry::RetryBudget;
 use crate::types::LockName;
 
 /// The pause after a watch breaks. It spreads the reads of many waiters.
@@ -20,16 +26,17 @@ const AFTER_TROUBLE: Duration = Duration::from_secs(1);
 /// A lock is watched only after it was held for this long.
 const SHORT_HOLD: Duration = Duration::from_secs(1);
 
-impl EtcdLeases {
+#[async_trait]
+impl Watch for EtcdLeases {
     /// Waits until the key just before the claim's own key is deleted. Keeps the claim's place in the queue while it
     /// waits.
-    pub(super) async fn until_turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
+    async fn turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
         let session = self.claims().get(&claim.id).cloned();
         let Some((session, place)) = session.and_then(|session| {
             let place = session.place(claim.id)?;
             Some((session, place))
         }) else {
-            return self.until_changed(&claim.name, seen).await;
+            return self.changed(&claim.name, seen).await;
         };
         tokio::select! {
             fired = self.until_before(&place) => self.calm(fired).await,
@@ -43,6 +50,84 @@ impl EtcdLeases {
         Ok(())
     }
 
+    /// Waits until the lock is free, has a holder other than `seen`, or begins or ends a cooldown.
+    async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
+        loop {
+            let mut ask = Ask::new(&self.env);
+            let (Some(first), revision) = self.first(name, &mut ask).await? else { return Ok(()) };
+            let held = value::held(&first);
+            if held.token != seen.token || held.in_cooldown != seen.in_cooldown {
+                return Ok(());
+            }
+            tokio::select! {
+                // The holder writes its key when the cooldown begins, and rarely otherwise.
+                fired = self.watcher.touched(&first.key, revision + 1) => self.calm(fired).await,
+                () = self.env.sleep(self.env.random.jittered(POLL_INTERVAL.max, 0.25)) => {}
+            }
+        }
+    }
+
+    /// Waits until the first claim of the queue differs from the one in `seen`, or has been granted the lock.
+    async fn holder_changed(&self, name: &LockName, seen: &Status) {
+        loop {
+            let mut ask = Ask::new(&self.env);
+            let revision = match self.first(name, &mut ask).await {
+                Ok((first, _)) if !is_still(first.as_ref(), &seen.state) => return,
+                Ok((_, revision)) => revision,
+                Err(error) => {
+                    tracing::debug!(lock = %name, %error, "a lock was not watched for a while");
+                    return self.calm(Fired::Lost).await;
+                }
+            };
+            // Also watches the keys of locks whose names begin with this name and `/`. A change of these keys only
+            // costs an extra read.
+            let fired = self.watcher.touched_in(self.keys.line(name), revision + 1).await;
+            self.calm(fired).await;
+        }
+    }
+
+    /// Waits until the key of `grant` is deleted. The next renewal then looks up the key.
+    async fn ended(&self, grant: &Grant) {
+        let Some(memo) = memo(grant) else { return std::future::pending().await };
+        let Some(place) = memo.session.place(grant.id) else { return };
+        let key = self.keys.of_claim(&grant.name, grant.id);
+        let mut from = place.revision + 1;
+        let mut lent = Lent::from(&memo.watch);
+        if lent.watch.is_none() {
+            // A lock that is released during this pause costs no watch. No event is missed, because the watch begins at
+            // the grant's revision.
+            self.env.sleep(SHORT_HOLD.min(grant.ttl.get() / 6)).await;
+        }
+        loop {
+            let watch = lent.watch.get_or_insert_with(|| self.watcher.watch_deletion(&key, from));
+            let fired = watch.fired().await;
+            lent.watch = None;
+            if fired == Fired::Happened {
+                break;
+            }
+            self.calm(Fired::Lost).await;
+            // etcd may have compacted the revisions from `from` on, so the key must be read. The read is a task of the
+            // store's thread, because the caller may stop polling this future.
+            let (client, env, request) = (self.client.clone(), self.env.clone(), requests::exactly(&key));
+            let limit = attempt_limit(grant.ttl);
+            let look = self.home.spawn(async move {
+                limited(&RetryBudget::new(&env, limit, limit), Effect::None, client.range(request)).await
+            });
+            match look.await {
+                Ok(Ok(found)) if found.kvs.is_empty() => break,
+                Ok(Ok(found)) => from = found.header.unwrap_or_default().revision + 1,
+                Ok(Err(error)) => {
+                    let error = error.into_store_error();
+                    tracing::debug!(%error, "the key of a lock was not watched for a while");
+                }
+                Err(_) => return std::future::pending().await,
+            }
+        }
+        memo.session.forget_place(grant.id);
+    }
+}
+
+impl EtcdLeases {
     async fn until_before(&self, place: &Place) -> Fired {
         match &place.before {
             Some((key, revision)) => self.watcher.deleted(key, revision + 1).await,
@@ -73,42 +158,6 @@ impl EtcdLeases {
         }
     }
 
-    /// Waits until the lock is free, has a holder other than `seen`, or begins or ends a cooldown.
-    pub(super) async fn until_changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
-        loop {
-            let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
-            let (Some(first), revision) = self.first(name, &mut budget).await? else { return Ok(()) };
-            let held = value::held(&first);
-            if held.token != seen.token || held.in_cooldown != seen.in_cooldown {
-                return Ok(());
-            }
-            tokio::select! {
-                // The holder writes its key when the cooldown begins, and rarely otherwise.
-                fired = self.watcher.touched(&first.key, revision + 1) => self.calm(fired).await,
-                () = self.env.sleep(self.env.random.jittered(POLL_INTERVAL.max, 0.25)) => {}
-            }
-        }
-    }
-
-    /// Waits until the first claim of the queue differs from the one in `seen`, or has been granted the lock.
-    pub(super) async fn until_holder_changed(&self, name: &LockName, seen: &Status) {
-        loop {
-            let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
-            let revision = match self.first(name, &mut budget).await {
-                Ok((first, _)) if !is_still(first.as_ref(), &seen.state) => return,
-                Ok((_, revision)) => revision,
-                Err(error) => {
-                    tracing::debug!(lock = %name, %error, "a lock was not watched for a while");
-                    return self.calm(Fired::Lost).await;
-                }
-            };
-            // Also watches the keys of locks whose names begin with this name and `/`. A change of these keys only
-            // costs an extra read.
-            let fired = self.watcher.touched_in(self.keys.line(name), revision + 1).await;
-            self.calm(fired).await;
-        }
-    }
-
     async fn calm(&self, fired: Fired) {
         if fired == Fired::Lost {
             self.env.sleep(self.env.random.jittered(AFTER_TROUBLE, 0.5)).await;
@@ -116,57 +165,15 @@ impl EtcdLeases {
     }
 }
 
-impl EtcdStore {
-    /// Waits until the key of `grant` is deleted. The next renewal then looks up the key.
-    ///
-    /// Runs in the caller's future and not as a job, because every held lock waits here, and the wait only awaits its
-    /// own watch.
-    pub(super) async fn until_ended(&self, grant: &Grant) {
-        let leases = &self.0.leases;
-        let Some(memo) = EtcdLeases::memo(grant) else { return std::future::pending().await };
-        let Some(session) = EtcdLeases::session_of(grant) else { return std::future::pending().await };
-        let Some(place) = session.place(grant.id) else { return };
-        let key = leases.keys.of_claim(&grant.name, grant.id);
-        let mut from = place.revision + 1;
-        let mut lent = Lent::from(&memo.watch);
-        if lent.watch.is_none() {
-            // A lock that is released during this pause costs no watch. No event is missed, because the watch begins at
-            // the grant's revision.
-            leases.env.sleep(SHORT_HOLD.min(grant.ttl.get() / 6)).await;
-        }
-        loop {
-            let watch = lent.watch.get_or_insert_with(|| leases.watcher.watch_deletion(&key, from));
-            let fired = watch.fired().await;
-            lent.watch = None;
-            if fired == Fired::Happened {
-                break;
-            }
-            leases.calm(Fired::Lost).await;
-            // etcd may have compacted the revisions from `from` on, so the key must be read.
-            let (key, ttl) = (key.clone(), grant.ttl);
-            let look = self.0.run(|leases| async move {
-                let found = leases.key(&key, &mut leases.budget(STORE_TIMEOUT, ttl)).await;
-                found.map(|(found, revision)| (found.is_some(), revision))
-            });
-            match look.await.and_then(|found| found) {
-                Ok((true, revision)) => from = revision + 1,
-                Ok((false, _)) => break,
-                Err(error) => tracing::debug!(%error, "the key of a lock was not watched for a while"),
-            }
-        }
-        session.forget_place(grant.id);
-    }
-}
-
 /// The watch of a grant while a future waits for it. The future is dropped at each renewal. The watch then returns to
 /// the memo of the grant.
 struct Lent<'a> {
-    home: &'a Mutex<Option<Watch>>,
-    watch: Option<Watch>,
+    home: &'a Mutex<Option<watch::Watch>>,
+    watch: Option<watch::Watch>,
 }
 
 impl<'a> Lent<'a> {
-    fn from(home: &'a Mutex<Option<Watch>>) -> Self {
+    fn from(home: &'a Mutex<Option<watch::Watch>>) -> Self {
         let watch = home.lock().unwrap_or_else(PoisonError::into_inner).take();
         Self { home, watch }
     }
@@ -195,7 +202,7 @@ fn is_still(first: Option<&KeyValue>, seen: &State) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lease::{Holder, Token};
+    use crate::lease::{Holder, Token, Ttl};
     use crate::stores::etcd::value::Value;
 
     /// An inspection shows how much of a cooldown is left, but the key does not. If this counted as a change, an

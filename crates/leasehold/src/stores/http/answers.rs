@@ -37,7 +37,7 @@ pub(super) struct Held {
 
 /// A hold that was renewed.
 #[derive(Debug, Deserialize)]
-pub(super) struct Renewed {
+pub(super) struct Extended {
     pub(super) lock: String,
     pub(super) token: Option<Token>,
     pub(super) valid_ms: u64,
@@ -45,7 +45,7 @@ pub(super) struct Renewed {
 
 /// A hold that was released, or an acquisition that was withdrawn.
 #[derive(Debug, Deserialize)]
-pub(super) struct Ended {
+pub(super) struct Over {
     pub(super) lock: String,
     pub(super) released: bool,
     /// Whether an earlier request did so.
@@ -85,9 +85,12 @@ impl Problem {
     }
 
     /// Returns how the lock `name` was lost.
-    pub(super) fn loss(self, name: &LockName, token: Option<Token>) -> Loss {
-        let token = token.or(self.token).unwrap_or_default();
-        let reason = match self.reason.as_deref() {
+    pub(super) fn loss(self, name: &LockName) -> Loss {
+        Loss::new(name.clone(), self.token.unwrap_or_default(), self.loss_reason())
+    }
+
+    pub(super) fn loss_reason(self) -> LossReason {
+        match self.reason.as_deref() {
             Some("expired") => LossReason::EXPIRED,
             Some("taken_over") => {
                 LossReason::TakenOver { by: self.held_by.map(HolderView::info).unwrap_or_default() }
@@ -95,8 +98,7 @@ impl Problem {
             Some("deleted") => LossReason::Deleted,
             Some("renewed_elsewhere") => LossReason::RenewedElsewhere,
             _ => LossReason::Ended,
-        };
-        Loss::new(name.clone(), token, reason)
+        }
     }
 }
 
@@ -138,7 +140,7 @@ mod tests {
             bytes[at] = byte;
             for bytes in [bytes.as_slice(), text.as_bytes()] {
                 let _ = serde_json::from_slice::<LockDetail>(bytes).map(|shown| shown.status(&name()));
-                let _ = serde_json::from_slice::<Problem>(bytes).map(|problem| problem.loss(&name(), None));
+                let _ = serde_json::from_slice::<Problem>(bytes).map(|problem| problem.loss(&name()));
                 let _ = serde_json::from_slice::<Page>(bytes);
                 let _ = serde_json::from_slice::<Held>(bytes).is_ok();
                 let _ = serde_json::from_slice::<Described>(bytes);

@@ -7,10 +7,10 @@ use reqwest::header::IF_NONE_MATCH;
 
 use super::HttpLeases;
 use super::client::{Answer, Request, duration, lock_path};
-use super::hold::Acquired;
 use crate::clock::{Moment, timeout};
 use crate::error::{Fault, StoreError};
 use crate::lease::{Claim, HolderInfo, State, Watch};
+use crate::native::Claimed;
 use crate::retry::{RetryBudget, repeated};
 use crate::types::LockName;
 
@@ -34,8 +34,8 @@ impl Watch for HttpLeases {
         let sent = self.client.env.now();
         let waited = self.limited(WAIT, self.acquire(claim, WAIT)).await;
         match waited {
-            Ok(Acquired::Granted(_) | Acquired::Lost(_)) => Ok(()),
-            Ok(Acquired::Held(_)) => {
+            Ok(Claimed::Granted(..) | Claimed::Lost(_) | Claimed::Again) => Ok(()),
+            Ok(Claimed::Held(_)) => {
                 self.pace(sent, LEAST_PAUSE).await;
                 Ok(())
             }

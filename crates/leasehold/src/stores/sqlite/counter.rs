@@ -7,8 +7,8 @@ use super::machine::Machine;
 use super::row::{signed, unsigned};
 use crate::clock::Moment;
 use crate::error::{ErrorKind, Fault};
+use crate::lease::MAX_TOKENS;
 use crate::lease::{Claim, Token};
-use crate::runtime::hand_off::MAX_TOKENS;
 
 /// How far ahead of the wall clock tokens are reserved, in microseconds, the unit of tokens. A commit waits for the disk
 /// once in that time.

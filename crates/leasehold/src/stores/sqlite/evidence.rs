@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::machine::Machine;
 use super::row::Row;
 use crate::clock::{Moment, StoreTime, micros};
+use crate::lease::pacing;
 use crate::lease::{self, Claim};
 use crate::protocol::record::{Content, Record, RecordState};
 use crate::protocol::rules::{self, Availability, Claimed, Rules};
-use crate::runtime::pacing;
 
 /// Held locks lapse by their age on the boot clock. Only cooldowns, which outlive a reboot, end by the time of the record.
 const RULES: Rules = Rules { store_clock: false, margin: Duration::ZERO, lapsed_is_over: false };

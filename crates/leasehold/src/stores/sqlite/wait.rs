@@ -13,9 +13,9 @@ use super::waiters::GRACE;
 use super::{POLL_INTERVAL, STORE_TIMEOUT, SqliteLeases, calls, waiters};
 use crate::clock::timeout;
 use crate::error::StoreError;
+use crate::lease::pacing::Pacing;
 use crate::lease::{Claim, HolderInfo, Token, Watch};
 use crate::protocol::record::RecordState;
-use crate::runtime::pacing::Pacing;
 use crate::types::LockName;
 
 /// The longest pause of a waiter that is far behind in the line.

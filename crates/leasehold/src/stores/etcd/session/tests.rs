@@ -50,7 +50,7 @@ async fn a_claim_that_is_being_swept_is_not_prolonged() {
 async fn an_abandoned_request_is_looked_for_beyond_a_short_lease() {
     let clock = TestClock::default();
     let (session, id) = standing(&clock);
-    session.doubt(id);
+    session.doubt(id, true);
     session.forget(id);
     clock.suspend(LATEST);
     session.stale(clock.now());

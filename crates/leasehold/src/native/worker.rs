@@ -26,15 +26,15 @@ const LAST_LIMIT: Duration = Duration::from_secs(2);
 
 /// The leases of a store whose work runs on its own thread.
 #[derive(Debug)]
-pub(super) struct OnWorker<L> {
-    pub(super) leases: Arc<L>,
+pub(crate) struct OnWorker<L> {
+    pub(crate) leases: Arc<L>,
     worker: Worker,
 }
 
 impl<L: Send + Sync + 'static> OnWorker<L> {
     /// Starts the thread of `store`, and calls `connect` on a blocking thread of its runtime. `connect` may block,
     /// because DNS is slow and a file may be on a disk that hangs.
-    pub(super) async fn open(
+    pub(crate) async fn open(
         store: &str,
         connect: impl FnOnce() -> Result<L, Error> + Send + 'static,
     ) -> Result<Self, Error> {
@@ -45,7 +45,7 @@ impl<L: Send + Sync + 'static> OnWorker<L> {
     }
 
     /// Spawns `work` on the thread.
-    pub(super) fn run<T: Send + 'static, F>(&self, work: impl FnOnce(Arc<L>) -> F) -> Job<T>
+    pub(crate) fn run<T: Send + 'static, F>(&self, work: impl FnOnce(Arc<L>) -> F) -> Job<T>
     where
         F: Future<Output = T> + Send + 'static,
     {
@@ -53,7 +53,7 @@ impl<L: Send + Sync + 'static> OnWorker<L> {
     }
 
     /// Runs `work` on `copy`, a copy of `grant`, then copies the result back into `grant`.
-    pub(super) async fn run_on<T: Send + 'static, F>(
+    pub(crate) async fn run_on<T: Send + 'static, F>(
         &self,
         grant: &mut Grant,
         copy: Grant,
@@ -69,7 +69,7 @@ impl<L: Send + Sync + 'static> OnWorker<L> {
     }
 
     /// Runs `last` on the thread, for at most [`LAST_LIMIT`], and then ends the thread.
-    pub(super) fn finish(&mut self, last: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn finish(&mut self, last: impl Future<Output = ()> + Send + 'static) {
         self.worker.finish(last);
     }
 }
@@ -129,7 +129,7 @@ impl Worker {
 
 /// Work on the thread. This future completes with the result of the work. Dropping it aborts the work.
 #[derive(Debug)]
-pub(super) struct Job<T>(JoinHandle<T>);
+pub(crate) struct Job<T>(JoinHandle<T>);
 
 impl<T> Future for Job<T> {
     type Output = Result<T, StoreError>;
