@@ -89,6 +89,8 @@ mod ticket;
 mod types;
 pub mod url;
 pub mod view;
+#[cfg_attr(not(feature = "etcd"), allow(dead_code, reason = "etcd uses all of it"))]
+mod worker;
 
 pub use self::error::{Error, ErrorKind, Result};
 pub use self::guard::Guard;

@@ -7,7 +7,6 @@
 mod steps;
 #[cfg(test)]
 mod tests;
-pub(crate) mod worker;
 
 use std::any::Any;
 use std::fmt;
@@ -18,7 +17,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
-use self::worker::OnWorker;
 use crate::clock::Deadline;
 use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
@@ -29,6 +27,7 @@ use crate::lease::{
 };
 use crate::retry::{RetryBudget, repeated};
 use crate::types::LockName;
+use crate::worker::OnWorker;
 
 /// The time limit of operations that have no limit from their caller.
 const STORE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,5 +1,5 @@
 //! The leases of one cluster, and the reads. All of this runs on the thread of the store
-//! ([`worker`](crate::native::worker)).
+//! ([`worker`](crate::worker)).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -30,8 +30,8 @@ use crate::stores::columns::Columns;
 use crate::stores::grace;
 use crate::stores::notifications::Called;
 use crate::stores::pages::{self, Page};
-use crate::stores::worker::{Job, OnWorker};
 use crate::types::LockName;
+use crate::worker::{Job, OnWorker};
 
 /// The number of names in a page.
 const PAGE: usize = 1_000;

@@ -16,7 +16,6 @@ use tokio::task::JoinHandle;
 
 use crate::clock::{SystemClock, timeout};
 use crate::error::{Error, ErrorKind, Fault, StoreError};
-use crate::lease::Grant;
 
 /// The stack of the thread. Futures that are built without optimisation need more than the default of 2 MiB.
 const STACK: usize = 8 << 20;
@@ -50,22 +49,6 @@ impl<L: Send + Sync + 'static> OnWorker<L> {
         F: Future<Output = T> + Send + 'static,
     {
         self.worker.run(work(self.leases.clone()))
-    }
-
-    /// Runs `work` on `copy`, a copy of `grant`, then copies the result back into `grant`.
-    pub(crate) async fn run_on<T: Send + 'static, F>(
-        &self,
-        grant: &mut Grant,
-        copy: Grant,
-        work: impl FnOnce(Arc<L>, Grant) -> F,
-    ) -> Result<T, StoreError>
-    where
-        F: Future<Output = (Grant, T)> + Send + 'static,
-    {
-        let (copy, answer) = self.run(|leases| work(leases, copy)).await?;
-        grant.deadline = copy.deadline;
-        grant.memo = copy.memo;
-        Ok(answer)
     }
 
     /// Runs `last` on the thread, for at most [`LAST_LIMIT`], and then ends the thread.
