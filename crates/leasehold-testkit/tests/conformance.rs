@@ -12,8 +12,8 @@ macro_rules! suite {
     ($($storage:ident: $kind:ident)*) => { $(on! { $storage })* };
 }
 
-/// Chooses the cases. Those of the library run on paused time, on each `LeaseStore` that is not the protocol on records,
-/// and on one store that is, behind a network.
+/// Chooses the cases. Those of the library run on paused time, on each `LeaseStore` that is not the protocol on records
+/// (except Azure's own leases, which last for at least 15 s), and on one store that is, behind a network.
 macro_rules! on {
     // The register's own tests run on moto, which differs from MinIO in nothing that the cases examine.
     (s3_moto) => {};
