@@ -358,7 +358,7 @@ async fn a_place_with_a_lost_response_is_confirmed_by_a_write() {
 async fn a_grant_that_comes_too_late_to_be_used_is_released() {
     let url = Server::ETCD.fresh_url();
     let wire = Wire::to(&Server::ETCD.address()).await;
-    let clock = Arc::new(TestClock::default());
+    let (two, clock) = (Client::open(&url).await, Arc::new(TestClock::default()));
     let mut options = StoreOptions::default();
     options.env = Env::seeded(clock.clone(), 1);
     let one =
@@ -367,10 +367,10 @@ async fn a_grant_that_comes_too_late_to_be_used_is_released() {
     // Open the connections and the lease first.
     one.granted(&one.claim("other", claim.ttl.get())).await;
     claim.store_timeout = Duration::from_secs(3_600);
-    wire.let_answers(Answers::ArriveAfter(Duration::from_secs(3)));
+    wire.let_answers(Answers::ArriveAfter(Duration::from_millis(1_500)));
     let asked = one.store.try_acquire(&claim);
     let slept = async {
-        one.stand(1).await;
+        while matches!(two.store.inspect(&claim.name).await.unwrap().state, State::Free) {}
         clock.suspend(claim.ttl.get());
     };
     let (verdict, ()) = within("the verdict", futures_util::future::join(asked, slept)).await;

@@ -440,8 +440,12 @@ impl<N: NativeLeases> Watch for NativeStore<N> {
 
     async fn holder_changed(&self, name: &LockName, seen: &Status) {
         let (name, seen) = (name.clone(), seen.clone());
+        let changed = self.run(|leases| async move {
+            leases.holder_changed(&name, &seen).await;
+            Ok(())
+        });
         // If the store's thread has ended, the observer inspects the lock again.
-        let _ = self.run(|leases| async move { Ok(leases.holder_changed(&name, &seen).await) }).await;
+        let _ = changed.await;
     }
 }
 

@@ -289,10 +289,10 @@ mod tests {
 
     /// Returns a line with one waiter.
     fn entry(number: u64, polls_ms: &str, holder: &str) -> String {
-        format!(r#"[{{"number":{number},"claim":"{GRANT}","holder":{holder},"polls_ms":{polls_ms}}}]"#)
+        format!(r#"[{{"number":{number},"claim":"{CLAIM}","holder":{holder},"polls_ms":{polls_ms}}}]"#)
     }
 
-    const GRANT: &str = "00112233445566778899aabbccddeeff";
+    const CLAIM: &str = "11112222333344445555666677778888";
 
     #[test]
     fn the_entries_of_a_line_that_can_be_read_count() {

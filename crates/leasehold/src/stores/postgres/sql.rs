@@ -24,6 +24,8 @@ pub(super) const JOINED: &str = "OPERATOR(pg_catalog.||)";
 pub(super) const GET_TEXT: &str = "OPERATOR(pg_catalog.->>)";
 /// A member of a JSON value.
 pub(super) const GET: &str = "OPERATOR(pg_catalog.->)";
+/// The part of a JSON value at a path.
+pub(super) const AT: &str = "OPERATOR(pg_catalog.#>)";
 /// Whether a JSON value contains another.
 pub(super) const CONTAINS: &str = "OPERATOR(pg_catalog.@>)";
 

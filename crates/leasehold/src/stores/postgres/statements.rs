@@ -10,8 +10,8 @@ use tokio_postgres::types::{ToSql, Type};
 use super::config::Table;
 use super::epoch;
 use super::sql::{
-    CONTAINS, EQ, GE, GET, GET_TEXT, GT, JOINED, LE, LT, NE, NOW, NOW_US, PLUS, TIMES, in_us, microseconds,
-    settings,
+    AT, CONTAINS, EQ, GE, GET, GET_TEXT, GT, JOINED, LE, LT, NE, NOW, NOW_US, PLUS, TIMES, in_us,
+    microseconds, settings,
 };
 use crate::lease::{MAX_WAITERS, Token};
 use crate::stores::notifications::CALLED_BY;
@@ -316,7 +316,7 @@ fn notified(table: &str, notifies: bool, frees: &str) -> String {
 fn join(table: &str) -> String {
     let waiting = format!("coalesce({}, '[]')", waiting("array"));
     let length = format!("pg_catalog.jsonb_array_length({waiting})");
-    let last = format!("(({waiting} {GET} -1) {GET} 'number')::pg_catalog.int8");
+    let last = format!("({waiting} {AT} '{{-1,number}}')::pg_catalog.int8");
     format!(
         "WITH {settings}, written AS (
             UPDATE {table} AS l SET line = {waiting} {JOINED} pg_catalog.jsonb_build_array($3::pg_catalog.jsonb {JOINED}
