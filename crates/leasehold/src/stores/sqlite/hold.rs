@@ -61,15 +61,15 @@ pub(super) fn nonce(env: &Env, now: Moment) -> Id {
 
 /// Returns `row` if it is still that of the grant with `id` and `token`. Otherwise returns why the grant was lost. The
 /// token of a withdrawn claim is 0 and is not compared.
-fn own(row: Option<Row>, id: Id, token: Token, memo: &Memo) -> Result<Row, LossReason> {
+fn own(row: Option<Row>, id: Id, token: Token, memo: &Memo) -> Result<Row, Box<LossReason>> {
     let content = row.as_ref().map(Row::content);
     let settled = rules::settle_renewal(id, memo.known, 0, &memo.attempts, content.as_ref());
     if let Settled::Gone(reason) = settled {
-        return Err(reason);
+        return Err(Box::new(reason));
     }
     let is_same = |row: &Row| token == Token::default() || row.record.token == token;
-    let row = row.filter(is_same).ok_or(LossReason::Ended)?;
-    if matches!(settled, Settled::Foreign) { Err(LossReason::RenewedElsewhere) } else { Ok(row) }
+    let row = row.filter(is_same).ok_or_else(|| Box::new(LossReason::Ended))?;
+    if matches!(settled, Settled::Foreign) { Err(Box::new(LossReason::RenewedElsewhere)) } else { Ok(row) }
 }
 
 impl SqliteLeases {
@@ -84,7 +84,7 @@ impl SqliteLeases {
         let known = memo.known.map(|_| nonce);
         let step = move |row, machine: &Machine, now: Moment| match own(row, id, token, &memo) {
             // The request waited for the file for so long that the guard was lost.
-            Ok(_) if valid.passed(now) => (Err(LossReason::EXPIRED), None),
+            Ok(_) if valid.passed(now) => (Err(Box::new(LossReason::EXPIRED)), None),
             Ok(row) => {
                 let record = rules::renewed(&row.record, Some(row.time(machine, now)), nonce);
                 (Ok((record.ttl(), now)), Some(row.continued(record, machine, now)))
@@ -95,7 +95,7 @@ impl SqliteLeases {
         let now = self.env.now();
         let prolonged = match renewed {
             Ok(Ok((ttl, at))) => deadline(ttl, at),
-            Ok(Err(reason)) => return Ok(grant.lost(reason)),
+            Ok(Err(reason)) => return Ok(grant.lost(*reason)),
             // The request waited for the file for longer than the lease lasted.
             Err(error) if grant.deadline.passed(now) => {
                 let last_error = Some(error.to_string());
@@ -156,7 +156,7 @@ impl SqliteLeases {
         let detached =
             self.change(&grant.name, STORE_TIMEOUT, Purpose::Release, Durability::System, step).await?;
         if let Err(reason) = detached {
-            let loss = Loss::new(grant.name.clone(), token, reason);
+            let loss = Loss::new(grant.name.clone(), token, *reason);
             return Err(Fault::new(ErrorKind::Lost, loss.to_string()).not_applied());
         }
         // From now on any process with the ticket may renew the grant.
