@@ -21,7 +21,7 @@ pub(crate) fn golden(name: &str) -> String {
 pub(crate) fn golden_record(name: &str) -> Record {
     match parse(golden(name).as_bytes()).unwrap() {
         Content::Record(record) => *record,
-        Content::Foreign(what, _) => panic!("{what}"),
+        Content::Foreign { what, .. } => panic!("{what}"),
     }
 }
 

@@ -248,3 +248,38 @@ async fn a_claim_that_arrives_late_is_not_granted() {
     one.network.deliver().await;
     two.granted(&two.claim()).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_claim_of_a_lock_that_was_held_since_is_no_loss() {
+    let world = World::new();
+    let (one, two) = (world.client(1).await, world.client(2).await);
+    let grant = one.granted(&one.claim()).await;
+    world.clock.sleep(SECOND).await;
+    for lost in [Outcome::Dropped, Outcome::AppliedLost] {
+        two.network.next(Kind::Write, lost);
+        let held = two.refused(&two.claim()).await;
+        assert_eq!(held.token, Some(grant.token), "another client had it all the time");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_was_passed_over_joins_again() {
+    let world = World::new();
+    let (one, two, three) = (world.client(1).await, world.client(2).await, world.client(3).await);
+    let mut grant = one.granted(&one.claim()).await;
+    let passed_over = two.joined().await;
+    one.releases(&mut grant).await;
+    // It is silent for longer than the lock is reserved for it.
+    world.clock.sleep(60 * SECOND).await;
+    let mut grant = loop {
+        match three.asks(&three.claim()).await {
+            AcquireOutcome::Granted(grant) => break grant,
+            _ => world.clock.sleep(SECOND).await,
+        }
+    };
+    let held = two.refused(&passed_over).await;
+    two.leases.turn(&passed_over, &held).await.unwrap();
+    three.releases(&mut grant).await;
+    assert!(one.refused(&one.claim()).await.reserved, "the lock is reserved for it again");
+    two.granted(&passed_over).await;
+}

@@ -48,7 +48,7 @@ pub fn record(data: &[u8]) {
     line(data);
     match parse(data) {
         Ok(Content::Record(record)) => assert_round_trip(&record),
-        Ok(Content::Foreign(what, _)) => {
+        Ok(Content::Foreign { what, .. }) => {
             assert_readable(&what);
             assert!(what.len() < 300, "{what}");
         }

@@ -74,9 +74,22 @@ pub(crate) enum RecordState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     Record(Box<Record>),
-    /// Not a record of leasehold: a lock of another client. The text describes it for people. The time is how much
-    /// longer the lock can last, if the store knows it.
-    Foreign(String, Option<Duration>),
+    /// Not a record of leasehold: a lock of another client.
+    Foreign {
+        /// Describes it for people.
+        what: String,
+        /// How much longer the lock can last, if the store knows it.
+        lasts: Option<Duration>,
+        /// The ended grants of leasehold, if the store keeps them beside the lock of another client.
+        history: Vec<PastGrant>,
+    },
+}
+
+impl Content {
+    /// Returns a lock of another client, of which nothing more is known.
+    pub(crate) fn foreign(what: impl Into<String>) -> Self {
+        Self::Foreign { what: what.into(), lasts: None, history: Vec::new() }
+    }
 }
 
 impl Record {
@@ -137,7 +150,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Content, Fault> {
         Err(_) => serde_json::from_slice(bytes).map(|Tag { leasehold }| leasehold),
     };
     let Ok(format) = format else {
-        return Ok(Content::Foreign(describe(bytes), None));
+        return Ok(Content::foreign(describe(bytes)));
     };
     if format > FORMAT {
         let message = format!(
@@ -232,7 +245,7 @@ pub(crate) mod tests {
     fn the_advertised_value_of_a_holder_is_read_if_there_is_one() {
         let advertised = |golden: &str| match parse(golden.as_bytes()).unwrap() {
             Content::Record(record) => record.holder.value,
-            Content::Foreign(what, _) => panic!("{what}"),
+            Content::Foreign { what, .. } => panic!("{what}"),
         };
         assert_eq!(advertised(GOLDEN[3].0).as_deref(), Some("http://10.0.0.7:8080"));
         assert_eq!(advertised(GOLDEN[0].0), None);
@@ -251,14 +264,16 @@ pub(crate) mod tests {
             "\u{1b}[2J",
             "{\"leasehold\":\"1\"}",
         ] {
-            let Content::Foreign(described, _) = parse(foreign.as_bytes()).unwrap() else {
+            let Content::Foreign { what: described, .. } = parse(foreign.as_bytes()).unwrap() else {
                 panic!("{foreign:?}")
             };
             assert!(!described.contains('\u{1b}') && !described.contains('\n'), "{described:?}");
         }
-        assert!(matches!(parse(&[0xff; 100_000]), Ok(Content::Foreign(text, _)) if text.len() < 300));
+        assert!(
+            matches!(parse(&[0xff; 100_000]), Ok(Content::Foreign { what: text, .. }) if text.len() < 300)
+        );
         // A truncated record is no longer JSON. It counts as held by an unknown holder and is never granted over.
-        assert!(matches!(parse(&GOLDEN[0].0.as_bytes()[..60]), Ok(Content::Foreign(_, _))));
+        assert!(matches!(parse(&GOLDEN[0].0.as_bytes()[..60]), Ok(Content::Foreign { .. })));
     }
 
     #[test]

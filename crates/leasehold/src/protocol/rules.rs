@@ -165,7 +165,10 @@ pub(crate) fn judge<'a>(
     let record = match found {
         None => return Claimed::Grantable { over: None, floor_from_clock: true },
         // Never taken over: the rules of its holder are unknown.
-        Some(Content::Foreign(what, left)) => return Claimed::Taken(foreign(what, *left)),
+        Some(Content::Foreign { what, lasts, history }) => {
+            let held = foreign(what, *lasts);
+            return spent(claim, history, Some(held.clone())).map_or(Claimed::Taken(held), Claimed::Lost);
+        }
         Some(Content::Record(record)) => &**record,
     };
     if record.grant == claim.id && record.state == RecordState::Held {
@@ -185,22 +188,17 @@ pub(crate) fn judge<'a>(
             None => Claimed::Grantable { over: Some(record), floor_from_clock: record.unconfirmed },
         };
     }
-    // Rule 12: a repeated claim whose grant has ended is never granted again.
-    let spent = || record.history.iter().find(|past| past.grant == claim.id);
-    if let Some(past) = claim.repeatable.then(spent).flatten() {
-        let taken_by = match availability(record, unchanged_for, store, rules) {
-            Availability::Taken { lapses_within } if record.state == RecordState::Held => {
-                Some(held(record, store, Some(lapses_within)))
-            }
-            _ => None,
-        };
-        return Claimed::Lost(Loss::new(
-            claim.name.clone(),
-            past.token,
-            LossReason::of(claim.id, Some(&record.history), taken_by),
-        ));
+    let availability = availability(record, unchanged_for, store, rules);
+    let taken_by = match availability {
+        Availability::Taken { lapses_within } if record.state == RecordState::Held => {
+            Some(held(record, store, Some(lapses_within)))
+        }
+        _ => None,
+    };
+    if let Some(loss) = spent(claim, &record.history, taken_by) {
+        return Claimed::Lost(loss);
     }
-    match availability(record, unchanged_for, store, rules) {
+    match availability {
         Availability::Grantable => {
             Claimed::Grantable { over: Some(record), floor_from_clock: record.unconfirmed }
         }
@@ -224,6 +222,12 @@ pub(crate) fn judge<'a>(
             }
         }
     }
+}
+
+/// Returns the loss of a repeated claim whose grant is in the history. Such a claim is never granted again (rule 12).
+fn spent(claim: &Claim, history: &[PastGrant], taken_by: Option<HolderInfo>) -> Option<Loss> {
+    let past = history.iter().find(|past| claim.repeatable && past.grant == claim.id)?;
+    Some(Loss::new(claim.name.clone(), past.token, LossReason::of(claim.id, Some(history), taken_by)))
 }
 
 /// The verdict on a record that the holder read after a renewal with an unclear outcome.
@@ -252,8 +256,8 @@ pub(crate) fn settle_renewal(
 ) -> Settled {
     let record = match found {
         None => return Settled::Gone(LossReason::of(grant, None, None)),
-        Some(Content::Foreign(what, left)) => {
-            return Settled::Gone(LossReason::of(grant, Some(&[]), Some(foreign(what, *left))));
+        Some(Content::Foreign { what, lasts, history }) => {
+            return Settled::Gone(LossReason::of(grant, Some(history), Some(foreign(what, *lasts))));
         }
         Some(Content::Record(record)) => record,
     };
@@ -284,13 +288,18 @@ pub(crate) enum Freed {
 
 /// Judges what the holder of `grant` read after `attempts` to release it.
 pub(crate) fn settle_release(grant: Id, attempts: &[Attempt], found: Option<&Content>) -> Freed {
-    let Some(Content::Record(record)) = found else { return Freed::Gone };
-    if record.grant == grant && record.state == RecordState::Held {
-        return Freed::StillOurs;
-    }
-    let applied = attempts.iter().any(|attempt| attempt.nonce == record.nonce)
-        // The grant was released, and another claim was granted the lock since. The history shows it.
-        || Released::of(grant, &record.history) == Released::Released;
+    let (is_ours, history) = match found {
+        None => return Freed::Gone,
+        Some(Content::Foreign { history, .. }) => (false, history),
+        Some(Content::Record(record)) if record.grant == grant && record.state == RecordState::Held => {
+            return Freed::StillOurs;
+        }
+        Some(Content::Record(record)) => {
+            (attempts.iter().any(|attempt| attempt.nonce == record.nonce), &record.history)
+        }
+    };
+    // If the grant was released, and the lock was taken since, the history shows it.
+    let applied = is_ours || Released::of(grant, history) == Released::Released;
     if applied { Freed::Applied } else { Freed::Gone }
 }
 

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::error::{ErrorKind, Fault};
-use crate::lease::{Holder, Id, Token, Ttl};
+use crate::lease::{Holder, Id, PastGrant, Token, Ttl};
 use crate::protocol::record::{Content, FORMAT, Record, RecordState, parse};
 use crate::register::Version;
 
@@ -65,6 +65,12 @@ pub(super) fn never_granted() -> Record {
     }
 }
 
+/// Reads the history from its column. Entries that cannot be read are left out.
+pub(super) fn history(text: &str) -> Vec<PastGrant> {
+    let history = serde_json::from_str::<Vec<Value>>(text).unwrap_or_default();
+    history.into_iter().filter_map(|past| serde_json::from_value(past).ok()).collect()
+}
+
 /// Reads a record from its columns. Entries of the history that cannot be read are left out: they are for people and for
 /// repeated claims, and the lock can still be used.
 ///
@@ -79,18 +85,17 @@ pub(super) fn read(
 ) -> Result<Record, String> {
     let record = match parse(record.as_bytes()) {
         Ok(Content::Record(record)) => *record,
-        Ok(Content::Foreign(what, _)) => return Err(what),
+        Ok(Content::Foreign { what, .. }) => return Err(what),
         Err(fault) => return Err(fault.message),
     };
     if served >= Token::LIMIT {
         return Err("its number of served waiters is out of range".to_owned());
     }
-    let history = serde_json::from_str::<Vec<Value>>(history).unwrap_or_default();
     Ok(Record {
         token: Token::new(token).ok_or_else(|| format!("{token} is not a fencing token"))?,
         served,
         renewed_at_us: Some(written_us),
-        history: history.into_iter().filter_map(|past| serde_json::from_value(past).ok()).collect(),
+        history: self::history(history),
         ..record
     })
 }

@@ -187,7 +187,7 @@ impl Records for DynamoDb {
         let Found { content, version, .. } = self.found(&key, &item).map_err(Fault::maybe_applied)?;
         match content {
             Content::Record(record) => Ok(Written::Committed { record, version }),
-            Content::Foreign(_, _) => Err(unreadable(&key).maybe_applied()),
+            Content::Foreign { .. } => Err(unreadable(&key).maybe_applied()),
         }
     }
 

@@ -41,7 +41,7 @@ impl RegisterLeases {
                 }
                 Some(self.cache.see_with_line(name, (**record).clone(), version, line, at))
             }
-            Content::Foreign(_, _) => {
+            Content::Foreign { .. } => {
                 self.cache.forget(name);
                 None
             }
@@ -79,9 +79,16 @@ impl RegisterLeases {
         let nonce = record.nonce;
         // If the store assigns tokens, the token of this attempt is not known yet. It counts as lower than any other,
         // because after a lost response the lock may have been granted to a later claim (rule 10). On such a store, a
-        // late create does not make the token uncertain either.
+        // late create does not make the token uncertain either. A store that claims in turn takes the token from its
+        // clock, unless an earlier token is higher.
         let counts = self.records.counts_tokens();
-        let token = if counts { record.token } else { Token::default() };
+        let token = match over {
+            Overwrite::AnyFree { .. } if self.claims_in_turn() => {
+                self.store_time().and_then(|store| Token::new(store.lo_us)).unwrap_or_default()
+            }
+            _ if counts => record.token,
+            _ => Token::default(),
+        };
         let created = counts && matches!(over, Overwrite::Record(None));
         // Listed before the send, and unknown until the response arrives, because this future may be dropped at any
         // await.

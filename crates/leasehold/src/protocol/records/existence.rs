@@ -76,7 +76,7 @@ impl ExistenceRecords {
             {
                 // The other protocol's clients would not understand that the record is deleted.
                 let about = "a lock record of leasehold's other protocol (protocol=lease)";
-                return Ok((Content::Foreign(about.to_owned(), None), Token::default()));
+                return Ok((Content::foreign(about), Token::default()));
             }
             other => other,
         };

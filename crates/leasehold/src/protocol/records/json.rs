@@ -48,7 +48,7 @@ impl Records for JsonRecords {
         let mut content = parse(&cell.value).map_err(|fault| at_key(fault, &key).not_applied())?;
         if let (Content::Record(_), Some(protocol)) = (&content, protocol(&cell.value)) {
             // Clients of that protocol treat a missing object as free and would not understand a free record.
-            content = Content::Foreign(format!("a lock of leasehold's protocol={protocol}"), None);
+            content = Content::foreign(format!("a lock of leasehold's protocol={protocol}"));
         }
         Ok(Some(Found { content, version: cell.version, line: None }))
     }

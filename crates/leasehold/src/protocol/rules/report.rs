@@ -37,7 +37,7 @@ pub(crate) fn state(
 ) -> State {
     match found {
         None => State::Free,
-        Some(Content::Foreign(what, left)) => State::Held(foreign(what, *left)),
+        Some(Content::Foreign { what, lasts, .. }) => State::Held(foreign(what, *lasts)),
         Some(Content::Record(record)) if record.state == RecordState::Free => State::Free,
         Some(Content::Record(record)) => match availability(record, unchanged_for, store, rules) {
             Availability::Grantable if record.state == RecordState::Cooldown => State::Free,

@@ -157,8 +157,23 @@ fn a_lapsed_grant_of_this_claim_is_over_if_others_leave_no_trace() {
 }
 
 #[test]
+fn the_history_beside_another_client_shows_how_a_grant_ended() {
+    let released = freed(&held_record(), End::Released, None, None, id(3));
+    let foreign =
+        Content::Foreign { what: "another client".to_owned(), lasts: None, history: released.history };
+    assert_eq!(settle_release(id(1), &[], Some(&foreign)), Freed::Applied);
+    assert_eq!(settle_release(id(9), &[], Some(&foreign)), Freed::Gone);
+    let judged = |repeatable| {
+        let claim = Claim { repeatable, ..claim() };
+        judge(&claim, &[], Some(&foreign), Duration::ZERO, None, RULES)
+    };
+    assert!(matches!(judged(true), Claimed::Lost(_)), "rule 12");
+    assert!(matches!(judged(false), Claimed::Taken(_)));
+}
+
+#[test]
 fn a_foreign_record_is_held_and_shows_its_description() {
-    let foreign = Content::Foreign(String::from("a JSON of others"), None);
+    let foreign = Content::foreign("a JSON of others");
     let State::Held(told) = state(Some(&foreign), Duration::MAX, None, RULES) else { panic!("it is held") };
     assert_eq!(told.foreign.as_deref(), Some("a JSON of others"));
 }

@@ -34,7 +34,7 @@ pub fn dynamodb_item(data: &[u8]) {
                 ));
             }
             Ok(found) => match found.content {
-                Content::Foreign(what, _) => assert_readable(&what),
+                Content::Foreign { what, .. } => assert_readable(&what),
                 Content::Record(record) => {
                     assert!(record.state != RecordState::Free || item.contains_key(item::RELEASED));
                     assert!(Ttl::from_millis(record.ttl_ms).is_ok() && record.heartbeat < Token::LIMIT);

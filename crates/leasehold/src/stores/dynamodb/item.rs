@@ -62,11 +62,7 @@ pub(super) fn read(item: &Item, dialect: Dialect) -> Result<Found, Fault> {
     }
     let (Some(owner), Some(version)) = (text(item, OWNER), text(item, VERSION)) else {
         let what = "an item without ownerName and recordVersionNumber, which is not a lock";
-        return Ok(Found {
-            content: Content::Foreign(what.to_owned(), None),
-            version: Version::new(""),
-            line: None,
-        });
+        return Ok(Found { content: Content::foreign(what), version: Version::new(""), line: None });
     };
     let ours = map(item, OURS).filter(|ours| text(ours, "version") == Some(version));
     Ok(match ours {
@@ -171,10 +167,7 @@ fn others(item: &Item, owner: &str, version: &str, dialect: Dialect) -> Result<C
         {
             return Err(other_dialect(dialect.other(), lease));
         }
-        return Ok(Content::Foreign(
-            "an item whose leaseDuration is missing or not a duration".to_owned(),
-            None,
-        ));
+        return Ok(Content::foreign("an item whose leaseDuration is missing or not a duration"));
     };
     let ttl = Duration::from_millis(lease_ms).clamp(Ttl::MIN, Ttl::MAX);
     let ttl = Ttl::new(ttl).map_err(|_| corrupt(LEASE))?;

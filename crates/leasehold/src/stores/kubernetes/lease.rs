@@ -151,7 +151,7 @@ impl Lease {
             let strategy = printable(strategy, 32);
             // The server chooses the holder of such a Lease by its own rules.
             let what = format!("a Lease of Kubernetes' coordinated leader election (strategy {strategy})");
-            return Ok(Content::Foreign(what, None));
+            return Ok(Content::foreign(what));
         }
         match self.annotation(RECORD) {
             Some(text) if self.annotation(MARK) == Some(&spec.mark()) => record::parse(text.as_bytes()),
@@ -170,13 +170,13 @@ fn others(spec: &Spec, earlier: Option<&str>) -> Content {
     let seconds = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok()).unwrap_or(0);
     if !holder.is_empty() && seconds == 0 {
         let what = "a Lease with a holderIdentity, and without leaseDurationSeconds";
-        return Content::Foreign(what.to_owned(), None);
+        return Content::foreign(what);
     }
     let lease = Duration::from_secs(seconds);
     let ttl = Ttl::new(lease.clamp(Ttl::MIN, Ttl::MAX)).unwrap_or_default();
     let acquired = spec.acquire_time.as_deref().unwrap_or("-");
     let Some(id) = foreign_id(&format!("{} {acquired}", spec.mark())) else {
-        return Content::Foreign("a Lease of another client".to_owned(), None);
+        return Content::foreign("a Lease of another client");
     };
     let earlier = match earlier.map(|text| record::parse(text.as_bytes())) {
         Some(Ok(Content::Record(mut record))) => {

@@ -332,14 +332,13 @@ impl Row {
     }
 
     fn join(&mut self, waiter: &Waiter, most_ms: u64) -> Outcome {
-        if self.line.iter().any(|there| there.claim == waiter.claim) {
-            return Outcome::Refused;
-        }
         let served = self.record.as_ref().map_or(0, |record| record.served);
         let last = self.line.last().map_or(0, |last| last.number).max(served);
         let granted = self.record.as_ref().map(|record| record.grant);
         self.line.retain(|waiter| waiter.number > served && Some(waiter.claim) != granted);
-        if self.line.len() >= MAX_WAITERS {
+        let is_in =
+            granted == Some(waiter.claim) || self.line.iter().any(|there| there.claim == waiter.claim);
+        if is_in || self.line.len() >= MAX_WAITERS {
             return Outcome::Refused;
         }
         let polls_ms = (self.line.len() as u64 + 1).saturating_mul(waiter.polls_ms).min(most_ms);
@@ -447,7 +446,9 @@ impl Answer {
     fn found(self) -> Option<Found> {
         let line = Some(Line::of(self.line));
         if let Some(us) = self.foreign_us {
-            let content = Content::Foreign("another client".to_owned(), Some(Duration::from_micros(us)));
+            let history = self.record.map(|record| record.history).unwrap_or_default();
+            let (what, lasts) = ("another client".to_owned(), Some(Duration::from_micros(us)));
+            let content = Content::Foreign { what, lasts, history };
             return Some(Found { content, version: Version::new(""), line });
         }
         let record = self.record?;

@@ -81,7 +81,8 @@ impl Cells {
         if !is_ours && self.until_us.is_none_or(|until_us| until_us > self.now_us) {
             let what = format!("another client: {}", printable(&self.locked_by, 255));
             let left = self.until_us.map(|us| Duration::from_micros(time(us.saturating_sub(self.now_us))));
-            let (content, version) = (Content::Foreign(what, left), Version::new(""));
+            let history = columns::history(self.history.as_deref().unwrap_or_default());
+            let (content, version) = (Content::Foreign { what, lasts: left, history }, Version::new(""));
             return Ok(Some(Found { content, version, line: Some(line) }));
         }
         let record = match &self.version {
@@ -222,7 +223,7 @@ mod tests {
     fn read(cells: &Cells) -> Record {
         match cells.content().unwrap().unwrap().content {
             Content::Record(record) => *record,
-            Content::Foreign(what, _) => panic!("{what}"),
+            Content::Foreign { what, .. } => panic!("{what}"),
         }
     }
 
@@ -256,7 +257,7 @@ mod tests {
         let theirs = Cells { locked_by: "host-1".into(), ..held() };
         let left = |until_us| match (Cells { until_us, ..theirs.clone() }).content().unwrap().unwrap().content
         {
-            Content::Foreign(what, left) => {
+            Content::Foreign { what, lasts: left, .. } => {
                 assert!(what.contains("host-1"), "{what}");
                 Some(left)
             }

@@ -44,7 +44,8 @@ impl Answer {
                 kind => format!("another client, with a key of type {}", printable(kind, 20)),
             };
             let left = u64::try_from(*left_ms).ok().map(Duration::from_millis);
-            let (content, line) = (Content::Foreign(what, left), Some(self.line()));
+            let history = columns::history(self.field("history").unwrap_or_default());
+            let (content, line) = (Content::Foreign { what, lasts: left, history }, Some(self.line()));
             return Ok(Some(Found { content, version: Version::new(""), line }));
         }
         let line = Some(self.line());
@@ -225,7 +226,7 @@ mod tests {
         for (kind, left_ms, left) in [("string", 7, Some(Duration::from_millis(7))), ("hash", -1, None)] {
             answer.foreign = Some((kind.to_owned(), left_ms));
             let found = answer.found("k").unwrap().unwrap();
-            assert!(matches!(found.content, Content::Foreign(_, within) if within == left));
+            assert!(matches!(found.content, Content::Foreign { lasts, .. } if lasts == left));
         }
     }
 

@@ -21,25 +21,29 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local function text(number) return string.format('%.0f', number) end
 local version, grant, last, open, served, at, _, history, line = unpack(redis.call('HMGET', KEYS[2], unpack(FIELDS)))
+served = tonumber(served) or 0
 local kind = redis.call('TYPE', KEYS[1]).ok
 local foreign = kind ~= 'none' and not (kind == 'string' and redis.call('GET', KEYS[1]) == grant)
 local function answer(outcome, detail, fields)
     return {outcome, text(now), foreign and kind or '', foreign and redis.call('PTTL', KEYS[1]) or -2, detail or '', fields or {}}
 end
--- Iterates over the entries of the line that can be read, with the number and the claim of each.
+-- Iterates over the entries of the line that can be read, with the number and the claim of each. Ends early in a line
+-- that is too long, which only another program can have written.
 local function entries()
-    local next_entry = string.gmatch(line or '', '[^\n]+')
+    local next_entry, left = string.gmatch(line or '', '[^\n]+'), 2 * MAX_WAITERS
     return function()
         for entry in next_entry do
             local number, claim = string.match(entry, '^(%d+) %d+ (%x+) ')
-            if number then return entry, tonumber(number), claim end
+            number, left = tonumber(number), left - 1
+            if left < 0 then return end
+            if number and number < MOST then return entry, number, claim end
         end
     end
 end
 -- Returns the first claim that waits, and its number, if the waiters up to a number were served and a claim was granted.
 local function first_of(served, granted)
     for _, number, claim in entries() do
-        if number > tonumber(served or '0') and claim ~= granted then return claim, text(number) end
+        if number > served and claim ~= granted then return claim, text(number) end
     end
 end
 local function found(outcome, detail) return answer(outcome, detail, redis.call('HMGET', KEYS[2], unpack(FIELDS))) end
@@ -107,7 +111,7 @@ if any then
     local first, its_number = first_of(served, grant)
     is_right = (not version or open == '1' and grant ~= ARGV[4] and string.find(last or '', '^%d+$')
         and not string.find(history or '', ARGV[4], 1, true)) and (not first or first == ARGV[4] or number == '1')
-    number = first == ARGV[4] and its_number or served or '0'
+    number = first == ARGV[4] and its_number or text(served)
     token = math.max((version and tonumber(last) or 0) + tonumber(token), now)
     is_right = is_right and token < MOST
     token = text(token)
@@ -125,7 +129,7 @@ if not foreign then
 end
 if ARGV[16] ~= '' then
     -- Calls the first waiter. Ignores errors, because the user may lack the permission.
-    local first = first_of(number, ARGV[4])
+    local first = first_of(tonumber(number), ARGV[4])
     if first then redis.pcall('PUBLISH', ARGV[16], string.sub(first, 1, CALLED_BY)) end
 end
 foreign = false
@@ -137,9 +141,10 @@ const READ: &str = r"
 return found('found')
 ";
 
-/// Deletes a record. `KEYS[4]` the names of the locks. `ARGV`: 1 its version, 2 the name.
+/// Deletes a record, unless a claim waits, or its token is ahead of the clock from which the next one would come.
+/// `KEYS[4]` the names of the locks. `ARGV`: 1 its version, 2 the name.
 const DISCARD: &str = r"
-if version ~= ARGV[1] then return answer('refused') end
+if version ~= ARGV[1] or first_of(served, grant) or (tonumber(last) or 0) >= now then return answer('refused') end
 redis.call('DEL', KEYS[2])
 redis.call('ZREM', KEYS[4], ARGV[2])
 return answer('done')
@@ -148,11 +153,13 @@ return answer('done')
 /// Adds a claim to the end of the line. `ARGV`: 1 the claim, 2 the pause of a single waiter and 3 its longest pause, both
 /// in milliseconds, 4 the waiter as JSON.
 const JOIN: &str = r"
-local last, all, is_in = tonumber(served or '0'), {}, false
+local last, all, is_in = served, {}, grant == ARGV[1]
 for entry, number, claim in entries() do
     last = math.max(last, number)
-    if number > tonumber(served or '0') and claim ~= grant then all[#all + 1] = entry end
-    is_in = is_in or claim == ARGV[1]
+    if number > served and claim ~= grant then
+        all[#all + 1] = entry
+        is_in = is_in or claim == ARGV[1]
+    end
 end
 if not is_in and #all < MAX_WAITERS then
     local pause = math.min((#all + 1) * tonumber(ARGV[2]), tonumber(ARGV[3]))

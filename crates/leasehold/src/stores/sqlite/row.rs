@@ -57,7 +57,7 @@ fn record(text: &str) -> Result<Record, SqliteError> {
         Ok(Content::Record(_)) => {
             Err(SqliteError::Garbled("the record does not say when it was written".to_owned()))
         }
-        Ok(Content::Foreign(what, _)) => Err(SqliteError::Garbled(what)),
+        Ok(Content::Foreign { what, .. }) => Err(SqliteError::Garbled(what)),
         Err(Fault { kind: ErrorKind::Corrupt, message, .. }) => Err(SqliteError::Garbled(message)),
         Err(fault) => Err(fault.into()),
     }

@@ -17,7 +17,7 @@ const GOLDEN: &[&str] = &[
 fn golden(json: &str) -> Record {
     match parse(json.as_bytes()).unwrap() {
         Content::Record(record) => *record,
-        Content::Foreign(what, _) => panic!("{what}"),
+        Content::Foreign { what, .. } => panic!("{what}"),
     }
 }
 
@@ -36,7 +36,7 @@ pub(in super::super) fn item(record: &Record) -> Item {
 fn read_record(item: &Item) -> Record {
     match read(item, Dialect::Java).unwrap().content {
         Content::Record(record) => *record,
-        Content::Foreign(what, _) => panic!("{what}"),
+        Content::Foreign { what, .. } => panic!("{what}"),
     }
 }
 
@@ -241,7 +241,7 @@ fn an_item_that_is_not_clearly_a_lock_is_foreign() {
         with(LEASE, s("-1")),
     ] {
         let content = read(&item, Dialect::Java).unwrap().content;
-        assert!(matches!(content, Content::Foreign(_, _)), "{item:?}: {content:?}");
+        assert!(matches!(content, Content::Foreign { .. }), "{item:?}: {content:?}");
     }
 }
 

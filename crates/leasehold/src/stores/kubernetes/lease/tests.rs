@@ -18,13 +18,13 @@ fn content(lease: &Value) -> Content {
 fn record(lease: &Value) -> Record {
     match content(lease) {
         Content::Record(record) => *record,
-        Content::Foreign(what, _) => panic!("{what}"),
+        Content::Foreign { what, .. } => panic!("{what}"),
     }
 }
 
 fn foreign(lease: &Value) -> String {
     match content(lease) {
-        Content::Foreign(what, _) => what,
+        Content::Foreign { what, .. } => what,
         Content::Record(record) => panic!("{record:?}"),
     }
 }
