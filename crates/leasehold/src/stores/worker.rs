@@ -53,6 +53,7 @@ impl<L: Send + Sync + 'static> OnWorker<L> {
     }
 
     /// Runs `work` on `copy`, a copy of `grant`, then copies the result back into `grant`.
+    #[allow(dead_code, reason = "only some stores lend a grant to the thread")]
     pub(super) async fn run_on<T: Send + 'static, F>(
         &self,
         grant: &mut Grant,
