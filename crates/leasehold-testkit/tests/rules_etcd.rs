@@ -367,7 +367,7 @@ async fn a_grant_that_comes_too_late_to_be_used_is_released() {
     // Open the connections and the lease first.
     one.granted(&one.claim("other", claim.ttl.get())).await;
     claim.store_timeout = Duration::from_secs(3_600);
-    wire.let_answers(Answers::ArriveAfter(Duration::from_millis(1_500)));
+    wire.let_answers(Answers::ArriveAfter(Duration::from_millis(500)));
     let asked = one.store.try_acquire(&claim);
     let slept = async {
         while matches!(two.store.inspect(&claim.name).await.unwrap().state, State::Free) {}

@@ -281,6 +281,14 @@ async fn a_grant_is_not_renewed_after_its_deadline() {
     let store = store_with([(30 * SECOND, renewed())], false);
     assert_eq!(lost(store.renew(&mut grant(&store)).await.unwrap()), LossReason::EXPIRED);
     assert_eq!(asked(&store), ["renew"]);
+    let store = store_with([(15 * SECOND, renewed())], false);
+    let mut late = grant(&store);
+    store.leases().clock.suspend(20 * SECOND);
+    assert_eq!(
+        lost(store.renew(&mut late).await.unwrap()),
+        LossReason::EXPIRED,
+        "although the lease goes on"
+    );
     let until = Some(Deadline::new(TestClock::default().now(), Duration::ZERO));
     let short = Reply::Renewed(Renewed::Until(Lease { until, memo: None }));
     let store = store_with([(SECOND, short)], false);
