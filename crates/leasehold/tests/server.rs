@@ -279,6 +279,7 @@ async fn a_waiter_that_was_passed_over_joins_again() {
     };
     let held = two.refused(&passed_over).await;
     two.leases.turn(&passed_over, &held).await.unwrap();
+    assert_eq!(two.refused(&passed_over).await.ahead, Some(0), "it has a place again");
     three.releases(&mut grant).await;
     assert!(one.refused(&one.claim()).await.reserved, "the lock is reserved for it again");
     two.granted(&passed_over).await;
