@@ -125,7 +125,7 @@ def test_the_other_operations(locker: Locker) -> None:
         assert isinstance(first, Ran) and first.value == 7 and isinstance(second, AlreadyRan)
         ticket = await (await locker.lock("t").guard()).ticket()
         async with await locker.resume(ticket) as resumed:
-            assert await locker.break_lock("t", resumed.token + 1) is False
+            assert await locker.evict("t", resumed.token + 1) is False
         assert not await locker.release_ticket(ticket)
         assert (await locker.capabilities()).tokens
         with pytest.raises(StoreError):
@@ -139,7 +139,7 @@ def test_a_loss_cancels_the_body(locker: Locker) -> None:
         ended = None
         with pytest.raises(LockLost) as lost:
             async with locker.lock("x", ttl="10s").hold() as guard:
-                await locker.break_lock("x", guard.token)
+                await locker.evict("x", guard.token)
                 try:
                     await asyncio.sleep(LIMIT)
                 except asyncio.CancelledError:

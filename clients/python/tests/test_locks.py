@@ -59,7 +59,7 @@ def test_a_held_lock_names_its_holder(locker: Locker) -> None:
 
 def test_an_error_in_the_body_is_not_replaced(locker: Locker) -> None:
     with pytest.raises(KeyError), locker.lock("x").hold() as guard:
-        locker.break_lock("x", guard.token)
+        locker.evict("x", guard.token)
         raise KeyError
     assert locker.status("x").state == "free"
 
@@ -109,7 +109,7 @@ def test_a_dropped_guard_releases_its_lock(locker: Locker) -> None:
 def test_a_lock_is_confirmed_with_a_request(locker: Locker) -> None:
     with pytest.raises(LockLost), locker.lock("x").hold() as guard:
         guard.confirm()
-        locker.break_lock("x", guard.token, reason="it hangs")
+        locker.evict("x", guard.token, reason="it hangs")
         guard.check()  # The eviction is not noticed yet.
         evicted = locker.status("x").history[0].evicted
         assert evicted is not None and evicted.reason == "it hangs" and "@" in evicted.by
@@ -169,7 +169,7 @@ def test_a_job_that_lost_its_lock_raises(locker: Locker) -> None:
     def job() -> None:
         token = locker.status("job").token
         assert token is not None
-        locker.break_lock("job", token)
+        locker.evict("job", token)
 
     with pytest.raises(LeaseholdError):
         locker.once("job", per=60).run(job)
@@ -257,7 +257,7 @@ def test_inspection(locker: Locker) -> None:
     status = locker.status("b")
     assert status.state == "free" and status.history and not status.waiters
     assert locker.status("none").token is None
-    assert not locker.break_lock("b", 5)
+    assert not locker.evict("b", 5)
     assert locker.sweep("b", older_than=0, dry_run=True) and list(locker.list()) == ["a/1", "b"]
     locker.wait_free("b", timeout=60)
     with locker.lock("b").hold(), pytest.raises(LockHeld):

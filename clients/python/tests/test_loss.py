@@ -48,7 +48,7 @@ def stop_agent(pid: int, locker: Locker) -> None:
 def test_an_eviction_is_reported(locker: Locker) -> None:
     with pytest.raises(LockLost) as lost, locker.lock("x", ttl="10s").hold() as guard:
         event = lost_event(guard)
-        locker.break_lock("x", guard.token)
+        locker.evict("x", guard.token)
         assert event.wait(LIMIT)
     assert lost.value.reason == "ended" and not guard.is_held and guard.remaining == 0
 
@@ -57,7 +57,7 @@ def test_an_agent_forgets_a_hold_that_is_over(locker: Locker) -> None:
     # Otherwise, its thread would check a deadline that has passed again and again.
     released, evicted = locker.lock("x").guard(), locker.lock("y", ttl="10s").guard()
     here, event = agent(), lost_event(evicted)
-    locker.break_lock("y", evicted.token)
+    locker.evict("y", evicted.token)
     assert event.wait(LIMIT) and released.release()
     with here.lock:
         assert not here._holds

@@ -293,7 +293,7 @@ def test_each_thread_has_its_own_guard_of_a_shared_lock(locker: Locker) -> None:
     with pytest.raises(LockLost):
         with lock:
             token = lock.token
-            locker.break_lock("x", token)
+            locker.evict("x", token)
             with contextlib.suppress(LockLost):
                 lock._held.latest().confirm()
             ours.set()

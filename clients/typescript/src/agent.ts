@@ -58,7 +58,7 @@ const WRITES = new Set(["put", "update", "answer"]);
 const PROGRESS = new Set(["waiting", "names", "leader", "content"]);
 /** The final responses, besides `error`. */
 const FINAL = new Set([
-  ...["hello", "held", "already_ran", "released", "renewed", "done", "ticket", "ticket_renewed", "status", "broken"],
+  ...["hello", "held", "already_ran", "released", "renewed", "done", "ticket", "ticket_renewed", "status", "evicted"],
   ...["swept", "capabilities", "report", "leader", "object", "updated"],
 ]);
 

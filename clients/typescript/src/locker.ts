@@ -203,9 +203,9 @@ export class Locker implements AsyncDisposable {
    * Evicts a holder if `token` is still its token. Its work may still run. The history of the lock keeps the `reason`.
    * Resolves to whether that holder had the lock.
    */
-  async break(name: string, token: bigint, options: { reason?: string | undefined } = {}): Promise<boolean> {
+  async evict(name: string, token: bigint, options: { reason?: string | undefined } = {}): Promise<boolean> {
     const fields = { lock: name, token: Number(token), reason: options.reason };
-    return flag((await this.#ask("break", fields)).message["was_held"]);
+    return flag((await this.#ask("evict", fields)).message["was_held"]);
   }
 
   /**

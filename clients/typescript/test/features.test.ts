@@ -140,21 +140,21 @@ test("locks are listed, shown, awaited, evicted and swept", async (t) => {
   assert.deepEqual([status.state, status.token, status.heldBy?.holder?.name], ["held", guard.token, "ci-7"]);
   await assert.rejects(locker.waitFree("builds/1", { wait: "3s" }), LockHeldError);
   const free = locker.waitFree("builds/1", { wait: "30s" });
-  assert.equal(await locker.break("builds/1", guard.token, { reason: "it hangs" }), true);
+  assert.equal(await locker.evict("builds/1", guard.token, { reason: "it hangs" }), true);
   await free;
   const [past] = (await locker.status("builds/1")).history;
   assert.deepEqual([past?.end, past?.evicted?.reason], ["evicted", "it hangs"]);
   assert.match(past?.evicted?.by ?? "", /.@./);
   assert.equal((await guard.lost).reason, "ended");
   assert.throws(() => guard.check(), LockLostError);
-  assert.equal(await locker.break("builds/1", guard.token), false);
+  assert.equal(await locker.evict("builds/1", guard.token), false);
   assert.equal(await locker.sweep("other", { olderThan: "1h" }), false);
 });
 
 test("an evicted holder's work rejects, and its signal aborts", async (t) => {
   const locker = await opened(t);
   const work = locker.using("x", { ttl: "10s" }, async (signal, guard) => {
-    await locker.break("x", guard.token);
+    await locker.evict("x", guard.token);
     await new Promise((resolve) => signal.addEventListener("abort", resolve));
   });
   await assert.rejects(work, (error) => error instanceof LockLostError && error.reason === "ended");

@@ -301,7 +301,7 @@ impl Request {
             } else {
                 "to evict the holder now (unsafe while it runs)"
             };
-            failure = failure.with_help(format!("{what}: leasehold{flag} break --token {token} {lock}"));
+            failure = failure.with_help(format!("{what}: leasehold{flag} evict --token {token} {lock}"));
         }
         failure
     }

@@ -103,7 +103,7 @@ pub(crate) enum Subcommand {
     /// Wait until LOCK is free, without acquiring it
     Wait(WaitArgs),
     /// Evict the holder of LOCK if its token is still N
-    Break(BreakArgs),
+    Evict(EvictArgs),
     /// Delete the records of locks that have been free for a long time
     Sweep(SweepArgs),
     /// Replace the content of an object with the output of a command; retry on a conflict
@@ -300,9 +300,9 @@ eviction only at its next renewal. If the lock is not held with that token, leas
 
 Example:
   leasehold show deploy/prod
-  leasehold break deploy/prod --token 1763654400000041"
+  leasehold evict deploy/prod --token 1763654400000041"
 )]
-pub(crate) struct BreakArgs {
+pub(crate) struct EvictArgs {
     #[command(flatten)]
     pub(crate) lock: LockArgs,
     /// Token of the grant to end, from `leasehold show`

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 /// Signals that end leasehold while it waits for a lock. They are forwarded to a running command.
 pub(crate) const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
 
-/// A negative result: the lock of a ticket is lost, the lock is not held with that token (`break`), a higher token has
+/// A negative result: the lock of a ticket is lost, the lock is not held with that token (`evict`), a higher token has
 /// written the object (`put`), the store is not safe (`doctor`).
 pub(crate) const NEGATIVE: u8 = 1;
 /// The command line is wrong.

@@ -198,7 +198,7 @@ async fn a_late_copy_of_a_claim_ends_no_cooldown() {
     store.release(&mut grant, Some(TTL)).await.unwrap();
     let outcome = store.try_acquire(&first).await.unwrap();
     assert!(matches!(outcome, AcquireOutcome::Lost(_)), "{outcome:?}");
-    assert_eq!(state(fresh.url()).await, "resting");
+    assert_eq!(state(fresh.url()).await, "cooldown");
     refused(&*store).await;
 }
 
@@ -477,7 +477,7 @@ const FIRST_VERSION: &str = r#"'lock', timezone('utc', clock_timestamp()) + inte
     '2026-11-23 01:02:03.456789', 'leasehold:00112233445566778899aabbccddeeff',
     '0123456789abcdef0123456789abcdef', 1763654400000041, 1763654400000040, 0,
     (extract(epoch FROM clock_timestamp()) * 1000000)::int8, false,
-    '{"leasehold":1,"state":"held","token":0,"grant":"00112233445566778899aabbccddeeff","beat":0,"nonce":"0123456789abcdef0123456789abcdef","ttl_ms":30000,"holder":{"name":"alice","host":"ci-7","pid":4121,"note":"make deploy"},"granted_at_us":1763654390000000}',
+    '{"leasehold":1,"state":"held","token":0,"grant":"00112233445566778899aabbccddeeff","heartbeat":0,"nonce":"0123456789abcdef0123456789abcdef","ttl_ms":30000,"holder":{"name":"alice","host":"ci-7","pid":4121,"note":"make deploy"},"granted_at_us":1763654390000000}',
     '[{"token":1763654400000040,"grant":"ffeeddccbbaa99887766554433221100","holder":{"name":"bob","host":"ci-8","pid":1},"from_us":1763654300000000,"until_us":1763654390000000,"end":"lapsed"}]'"#;
 
 #[tokio::test]

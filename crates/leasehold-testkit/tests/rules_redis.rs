@@ -237,7 +237,7 @@ async fn a_holder_continues_after_the_server_lost_its_renewal() {
     }
     assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Renewed));
     let record = redis(fresh.url(), &["HGET", "RECORD", "record"]).await;
-    assert!(record.contains("\"beat\":1"), "like the one that was lost: {record}");
+    assert!(record.contains("\"heartbeat\":1"), "like the one that was lost: {record}");
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ pub(crate) fn golden(name: &str) -> String {
     text.trim_end_matches('\n').to_owned()
 }
 
-/// Returns the record in `1-held.json`, `1-free.json` or `1-resting.json`. The other golden files were written from
+/// Returns the record in `1-held.json`, `1-free.json` or `1-cooldown.json`. The other golden files were written from
 /// these records.
 pub(crate) fn golden_record(name: &str) -> Record {
     match parse(golden(name).as_bytes()).unwrap() {
@@ -47,11 +47,12 @@ fn every_format_has_its_golden_files() {
         [
             "1-awaited.json",
             "1-azure-lease.txt",
+            "1-cooldown.json",
+            "1-dynamodb-cooldown.json",
             "1-dynamodb-free.json",
             "1-dynamodb-held.json",
-            "1-dynamodb-resting.json",
+            "1-etcd-cooldown.json",
             "1-etcd-granted.json",
-            "1-etcd-resting.json",
             "1-etcd-waiting.json",
             "1-evicted.json",
             "1-existence.json",
@@ -61,7 +62,6 @@ fn every_format_has_its_golden_files() {
             "1-leading.json",
             "1-line.json",
             "1-probe-marker.json",
-            "1-resting.json",
             "1-sqlite-processes.json",
             "1-sqlite.sql",
             "1-update-marks.txt",

@@ -188,7 +188,7 @@ async fn an_eviction_with_a_lost_response_counts_despite_a_new_grant() {
     assert_eq!(evict.await.unwrap().unwrap(), Evicted::Evicted);
 }
 
-/// Without tokens, grants have numbers. A number must identify one grant, because `break` ends the grant with that
+/// Without tokens, grants have numbers. A number must identify one grant, because `evict` ends the grant with that
 /// number. The store's time is not enough: a `Date` is exact to a second, and writes are microseconds apart.
 #[tokio::test(start_paused = true)]
 async fn without_generations_each_grant_has_its_own_number() {
@@ -268,7 +268,7 @@ async fn grants_of_one_claim_have_different_heartbeats() {
     for _ in 0..3 {
         let mut grant = granted(one.leases.try_acquire(&claim).await.unwrap());
         let record: serde_json::Value = serde_json::from_slice(&world.object().await.unwrap().value).unwrap();
-        heartbeats.push(record["beat"].as_u64().unwrap());
+        heartbeats.push(record["heartbeat"].as_u64().unwrap());
         one.release(&mut grant).await;
     }
     heartbeats.sort_unstable();

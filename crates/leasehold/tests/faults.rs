@@ -67,7 +67,7 @@ async fn fault_7_writes_that_are_delivered_twice_have_one_effect() {
             assert_eq!(grant.token.get(), token, "{twice:?}: one grant, one token");
             for beat in 1..4 {
                 assert!(matches!(client.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
-                assert_eq!(world.raw().await["beat"], beat, "{twice:?}: one renewal, one beat");
+                assert_eq!(world.raw().await["heartbeat"], beat, "{twice:?}: one renewal, one beat");
             }
         }
         assert_eq!(client.leases.evict(&name(), grant.token, None).await.unwrap(), Evicted::Evicted);

@@ -105,7 +105,7 @@ async fn over_an_unconfirmed_record_the_earlier_token_is_unknown() {
     let world = World::new();
     settled(&world, 1).await;
     for (unconfirmed, known) in [(true, false), (false, true)] {
-        world.edit(|record| record["newborn"] = unconfirmed.into()).await;
+        world.edit(|record| record["unconfirmed"] = unconfirmed.into()).await;
         // Another client reads the record.
         let reader = world.observer(2);
         let before = world.raw().await["token"].as_u64();

@@ -197,7 +197,7 @@ async fn a_heartbeat_at_its_limit_causes_no_panic() {
     let world = World::new();
     let client = world.observer(1);
     let mut grant = client.granted().await;
-    world.edit(|record| record["beat"] = u64::MAX.into()).await;
+    world.edit(|record| record["heartbeat"] = u64::MAX.into()).await;
     let _ = client.leases.renew(&mut grant).await;
     let _ = client.leases.renew(&mut grant).await;
 }

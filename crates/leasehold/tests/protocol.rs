@@ -54,7 +54,7 @@ async fn rule_1_a_read_across_a_renewal_causes_no_early_takeover() {
     // renewed record.
     contender.env.sleep(held.lapses_within.unwrap()).await;
     contender.held().await;
-    assert_eq!(world.raw().await["beat"], 1);
+    assert_eq!(world.raw().await["heartbeat"], 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -342,7 +342,7 @@ async fn rule_10_a_conflict_of_a_doubled_request_proves_nothing() {
 async fn renewed_by_a_copy(world: &World) {
     world
         .edit(|record| {
-            record["beat"] = (record["beat"].as_u64().unwrap() + 1).into();
+            record["heartbeat"] = (record["heartbeat"].as_u64().unwrap() + 1).into();
             record["nonce"] = "0123456789abcdef0123456789abcdef".into();
         })
         .await;
@@ -356,7 +356,7 @@ async fn rule_11_a_renewal_by_a_copy_of_the_holder_is_a_loss() {
     assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
     renewed_by_a_copy(&world).await;
     assert_eq!(holder.lost(&mut grant).await.reason, LossReason::RenewedElsewhere);
-    assert_eq!(world.raw().await["beat"], 2, "the copy's");
+    assert_eq!(world.raw().await["heartbeat"], 2, "the copy's");
 }
 
 #[tokio::test(start_paused = true)]
@@ -434,7 +434,7 @@ async fn rule_11_a_dropped_renewal_forgets_nothing() {
     // A copy of the process renews.
     world
         .edit(|record| {
-            record["beat"] = (record["beat"].as_u64().unwrap() + 1).into();
+            record["heartbeat"] = (record["heartbeat"].as_u64().unwrap() + 1).into();
             record["nonce"] = "0123456789abcdef0123456789abcdef".into();
         })
         .await;

@@ -204,7 +204,7 @@ async fn rule_12_a_late_grant_is_left_to_its_repetitions() {
     one.network.next_write(Outcome::AnswerStalled);
     let late = lock(&one);
     let late = tokio::spawn(async move { late.acquire_ticket(secret(1), Duration::ZERO).await });
-    while world.raw().await["beat"] == 0 {
+    while world.raw().await["heartbeat"] == 0 {
         tokio::task::yield_now().await;
     }
     two.clock.suspend(holder_span() - SECOND / 20);

@@ -146,10 +146,10 @@ class BaseLocker(Generic[L, W, E]):
         more: Message = {} if timeout is None else {"wait_ms": milliseconds(timeout, "timeout")}
         return Operation(self._request("wait_free", name, **more), _done, None)
 
-    def _break_lock(self, name: str, token: int, reason: str | None) -> Operation[bool]:
+    def _evict(self, name: str, token: int, reason: str | None) -> Operation[bool]:
         more: Message = {} if reason is None else {"reason": reason}
-        request = self._request("break", name, token=token, **more)
-        return Operation(request, lambda answer: was_held(answer, "broken"))
+        request = self._request("evict", name, token=token, **more)
+        return Operation(request, lambda answer: was_held(answer, "evicted"))
 
     def _sweep(self, name: str, older_than: Duration, dry_run: bool) -> Operation[bool]:
         more = {"older_than_ms": milliseconds(older_than, "older_than"), "dry_run": dry_run}

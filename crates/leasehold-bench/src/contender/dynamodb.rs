@@ -110,7 +110,7 @@ fn about_grant(version: &str) -> HashMap<String, AttributeValue> {
         ("format", number(1)),
         ("version", text(version)),
         ("grant", text(&id())),
-        ("beat", number(0)),
+        ("heartbeat", number(0)),
         ("ttl", number(30_000)),
         ("grantedAt", number(1_800_000_000_000_000)),
     ];

@@ -1,4 +1,4 @@
-//! Operations that hold no lock: `status`, `list`, `wait_free`, `break`, `sweep`, `init`, `capabilities`, `doctor`,
+//! Operations that hold no lock: `status`, `list`, `wait_free`, `evict`, `sweep`, `init`, `capabilities`, `doctor`,
 //! `leader`, `observe`.
 
 use std::pin::pin;
@@ -53,14 +53,14 @@ pub(super) fn read(
             fields.finish(operation)?;
             wait_free(session, id, store, lock, limit, report).boxed()
         }
-        "break" => {
+        "evict" => {
             let (lock, token, reason) = (fields.lock()?, fields.token("token")?, fields.text("reason")?);
             fields.finish(operation)?;
             let token = token.ok_or_else(|| missing("token"))?;
             let why = Eviction::by_this_process(reason.as_deref().unwrap_or_default());
             async move {
                 let evicted = session.stores.open(store).await?.evict_for(&lock, token, &why).await?;
-                answer("broken", json!({ "was_held": evicted == Evicted::Evicted }))
+                answer("evicted", json!({ "was_held": evicted == Evicted::Evicted }))
             }
             .boxed()
         }

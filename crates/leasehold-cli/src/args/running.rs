@@ -139,7 +139,7 @@ machines' clocks differ, and short enough that a late run does not skip the next
 the period, a process that waits runs the command again.
 
 If the command succeeds but leasehold cannot record this in the store, it exits with 125, and the command may run \
-again in the same period. To run the command again early, use `leasehold break LOCK --token N` with the token from \
+again in the same period. To run the command again early, use `leasehold evict LOCK --token N` with the token from \
 `leasehold show LOCK`.
 
 Examples:

@@ -87,7 +87,7 @@ update:
 
 All other subcommands:
   0     success
-  1     negative result: the lock of the ticket is lost (renew, release); the lock is not held with that token (break);
+  1     negative result: the lock of the ticket is lost (renew, release); the lock is not held with that token (evict);
         a higher token wrote the object (put); the store is not safe for locks (doctor)
   2     the command line is wrong
   123, 124, 125, 128 + signal   as above. After SIGTERM, serve exits with 0

@@ -2,10 +2,10 @@
 
 mod acquire;
 mod agent;
-mod break_;
 mod completions;
 mod doctor;
 mod elect;
+mod evict;
 mod help;
 mod history;
 mod init;
@@ -87,7 +87,7 @@ fn execute(context: &Context, subcommand: Subcommand) -> Result<Exit, Failure> {
         Subcommand::Show(args) => on(small_runtime(), show::show(context, args)),
         Subcommand::History(args) => on(small_runtime(), history::history(context, args)),
         Subcommand::Wait(args) => on(small_runtime(), wait::wait(context, args)),
-        Subcommand::Break(args) => on(small_runtime(), break_::break_(context, args)),
+        Subcommand::Evict(args) => on(small_runtime(), evict::evict(context, args)),
         Subcommand::Sweep(args) => on(small_runtime(), sweep::sweep(context, args)),
         Subcommand::Update(args) => on(small_runtime(), update::update(context, args)),
         Subcommand::Put(args) => on(small_runtime(), put::put(context, args)),

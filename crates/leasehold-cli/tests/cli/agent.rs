@@ -162,7 +162,7 @@ fn an_eviction_is_reported_and_ends_the_hold() {
     let sandbox = Sandbox::new();
     let mut agent = Agent::greeted(&sandbox);
     let held = agent.ask(json!({ "op": "try", "lock": "x", "ttl_ms": 6_000 }));
-    let broken = agent.ask(json!({ "op": "break", "lock": "x", "token": held["token"] }));
+    let broken = agent.ask(json!({ "op": "evict", "lock": "x", "token": held["token"] }));
     assert_eq!(broken["was_held"], true, "{broken}");
     loop {
         let news = agent.await_for("hold", 1);
@@ -267,8 +267,8 @@ fn bad_requests_are_refused_without_their_values() {
         (json!({ "op": "acquire", "lock": "x", "store": "ftp://u:hunter2@h/p" }), "ftp"),
         (json!({ "op": "acquire", "lock": "x", "store": "x".repeat(9_000) }), "`store` is longer"),
         (json!({ "op": "release_ticket", "ticket": "lh2_hunter2" }), "not a ticket"),
-        (json!({ "op": "break", "lock": "x", "token": "7" }), "`token` is not an integer"),
-        (json!({ "op": "break", "lock": "x", "token": -7 }), "`token` is not an integer"),
+        (json!({ "op": "evict", "lock": "x", "token": "7" }), "`token` is not an integer"),
+        (json!({ "op": "evict", "lock": "x", "token": -7 }), "`token` is not an integer"),
         (json!({ "op": "put", "object": "s3://b/k", "fence": 7, "content": "!" }), "`content` is not base64"),
         (json!({ "op": "answer", "request": 3, "content": null }), "is not waiting"),
         (json!({ "op": "hello", "protocol": 1, "pid": 1 }), "first request"),

@@ -1,4 +1,4 @@
-//! `ls`, `show`, `history`, `break`, `init`.
+//! `ls`, `show`, `history`, `evict`, `init`.
 
 use std::process::Stdio;
 
@@ -96,8 +96,8 @@ fn break_is_compare_and_set() {
     sandbox.run(&format!("break x --token {}", holder.first)).expect(1);
     sandbox.run("run -n x -- true").expect(0);
     sandbox.run("break x --token 99999999999999999").expect(2);
-    // `break` does not read the token from the environment of a command.
-    let output = sandbox.leasehold(["break", "x"]).env("LEASEHOLD_TOKEN", "1").output().unwrap();
+    // `evict` does not read the token from the environment of a command.
+    let output = sandbox.leasehold(["evict", "x"]).env("LEASEHOLD_TOKEN", "1").output().unwrap();
     Outcome::of(output).expect(2);
 }
 

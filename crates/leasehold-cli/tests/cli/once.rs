@@ -188,7 +188,7 @@ fn a_refusal_in_the_cooldown_says_when_it_ends() {
     assert!(refused.stderr.starts_with("error: lock `x` is in its cooldown, token "), "{refused:?}");
     assert!(refused.stderr.contains("help: the cooldown ends in <= "), "{refused:?}");
     assert!(
-        refused.stderr.contains("help: to end the cooldown now: leasehold break --token "),
+        refused.stderr.contains("help: to end the cooldown now: leasehold evict --token "),
         "{refused:?}"
     );
 }

@@ -162,7 +162,7 @@ fn a_held_lock_exits_with_123_124_or_the_given_code() {
     assert_eq!(
         lines[3],
         format!(
-            "  help: to evict the holder now (unsafe while it runs): leasehold break --token {token} deploy/prod"
+            "  help: to evict the holder now (unsafe while it runs): leasehold evict --token {token} deploy/prod"
         )
     );
     assert_eq!(held.stdout, "");
@@ -292,7 +292,7 @@ fn a_run_under_its_own_lock_reports_it() {
     };
     let tried = nested("-n").expect(123);
     assert!(tried.stderr.contains("help: this command runs under a `leasehold run`"), "{tried:?}");
-    assert!(!tried.stderr.contains("break"), "it would evict itself: {tried:?}");
+    assert!(!tried.stderr.contains("evict"), "it would evict itself: {tried:?}");
     let waited = nested("-w 5s").expect(124);
     assert!(waited.stderr.starts_with("warning: this command runs under a `leasehold run`"), "{waited:?}");
 }

@@ -34,7 +34,7 @@ fn a_store_may_have_an_alias() {
     assert!(other.exists() && !sandbox.path("state").exists());
     let _holder = sandbox.hold("run x", "echo ready; sleep 1000");
     let held = sandbox.run("run -n x -- true").expect(123);
-    assert!(held.stderr.contains("leasehold -s prod break --token "), "{held:?}");
+    assert!(held.stderr.contains("leasehold -s prod evict --token "), "{held:?}");
     let unknown = sandbox.run("-s staging ls").expect(125);
     assert!(unknown.stderr.contains("staging") && unknown.stderr.contains("prod"), "{unknown:?}");
 }

@@ -118,7 +118,7 @@ fn a_timeout_names_the_holder() {
     for limit in [60, 110, 170, 230] {
         let late = sandbox.run(&format!("run -w {limit}ms x -- true")).expect(124);
         assert!(late.stderr.contains("is held by alice@"), "{late:?}");
-        assert!(late.stderr.contains(&format!("break --token {} x", first.first)), "{late:?}");
+        assert!(late.stderr.contains(&format!("evict --token {} x", first.first)), "{late:?}");
     }
 }
 

@@ -22,7 +22,7 @@ pub(super) fn title(state: StateView) -> &'static str {
         StateView::Held => "Held",
         StateView::Reserved => "Reserved",
         StateView::Cooldown => "Cooldown",
-        StateView::Lapsed => "Overdue",
+        StateView::Lapsed => "Lapsed",
     }
 }
 

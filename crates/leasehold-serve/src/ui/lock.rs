@@ -208,7 +208,7 @@ fn actions(app: &App, arrival: &Arrival, lock: &LockView, forms: Option<Markup>,
             (base) " show " (name) "\n"
             (base) " wait " (name)
             @if let Some(token) = lock.held_by.as_ref().and_then(|held| held.token) {
-                "\n" (base) " break --token " (token) " " (name)
+                "\n" (base) " evict --token " (token) " " (name)
             } @else if lock.state == StateView::Free {
                 "\n" (base) " acquire --try --ttl 1h " (name)
             }

@@ -67,7 +67,7 @@ pub(super) fn passing(ms: u64) -> Markup {
 }
 
 /// The text for a lease that has run out.
-pub(super) const OVERDUE: &str = "overdue, may be taken over";
+pub(super) const LAPSED: &str = "lapsed, may be taken over";
 
 /// Returns the remaining time of a lease, as a bar that the script shortens as time passes.
 pub(super) fn lease(lock: &LockView) -> Markup {
@@ -89,7 +89,7 @@ pub(super) fn lease(lock: &LockView) -> Markup {
                 rect class="fill" width={ (if is_over { 0 } else { width }) "%" } height="100%" rx="2" {}
             }
             span class="num left" {
-                @if is_over { (OVERDUE) } @else { (after) (span(left)) @if after.is_empty() { " left" } }
+                @if is_over { (LAPSED) } @else { (after) (span(left)) @if after.is_empty() { " left" } }
             }
         }
     }
@@ -126,7 +126,7 @@ pub(super) fn sentence(lock: &LockView) -> String {
         StateView::Held => format!("{} is held by {name}", lock.lock),
         StateView::Reserved => format!("{} is reserved for {name}", lock.lock),
         StateView::Cooldown => format!("{} is in its cooldown", lock.lock),
-        StateView::Lapsed => format!("{} is overdue", lock.lock),
+        StateView::Lapsed => format!("{} has lapsed", lock.lock),
     }
 }
 

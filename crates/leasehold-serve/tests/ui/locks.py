@@ -121,7 +121,7 @@ def populate(site):
             ticket = site.acquire(name, owner=people[at % len(people)], note=notes[(at + len(name)) % len(notes)])
             time.sleep((0.1, 0.7, 0.3, 1.2)[at % 4])  # visible lengths in the timeline
             if at == number - 1 and last == "evict":
-                site.command("break", name, "--token", str(site.show(name)["token"]))
+                site.command("evict", name, "--token", str(site.show(name)["token"]))
             else:
                 site.release(ticket)
 

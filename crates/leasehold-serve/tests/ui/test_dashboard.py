@@ -47,7 +47,7 @@ def test_names_and_notes_are_text(full, open_page):
 def test_pages_work_without_javascript(full, open_page):
     page = open_page(full.server.address + "/ui/", java_script_enabled=False)
     assert page.locator("tbody tr").count() > 25
-    page.click(".states >> text=Overdue")
+    page.click(".states >> text=Lapsed")
     expect(page.locator("tbody tr")).to_have_count(2)
     assert "may be taken over" in page.inner_text("tbody")
     page.click("tbody a.name >> nth=0")
@@ -78,7 +78,7 @@ def test_rows_change_in_place_and_keep_the_focus(site, open_page):
     assert page.inner_text(".states a[aria-current]").split() == ["All", "3"]
 
 
-def test_a_lease_runs_down_and_ends_overdue(site, open_page):
+def test_a_lease_runs_down_and_ends_lapsed(site, open_page):
     site.acquire("short", ttl="15s")
     server = site.serve()
     page = open_page(server.address + "/ui/")
@@ -86,8 +86,8 @@ def test_a_lease_runs_down_and_ends_overdue(site, open_page):
     left = lambda: float(lease.locator(".fill").get_attribute("width").rstrip("%"))
     first = left()
     page.wait_for_function("first => parseFloat(document.querySelector('tr[data-lock=short] .fill').getAttribute('width')) < first", arg=first)
-    lease.get_by_text("overdue, may be taken over").wait_for()
-    page.locator("tr[data-lock=short]").get_by_text("Overdue", exact=True).wait_for()
+    lease.get_by_text("lapsed, may be taken over").wait_for()
+    page.locator("tr[data-lock=short]").get_by_text("Lapsed", exact=True).wait_for()
     assert "Free" not in page.inner_text("tr[data-lock=short]")
 
 
@@ -100,7 +100,7 @@ def test_a_renewed_lease_grows_again(site, open_page):
       setInterval(() => { const now = parseFloat(document.querySelector('.fill').getAttribute('width'));
         if (now > before + 5) window.grown = true; before = now; }, 100); }""")
     page.wait_for_function("() => window.grown")
-    assert "overdue" not in page.inner_text("main")
+    assert "lapsed" not in page.inner_text("main")
 
 
 def test_evicting_with_the_keyboard_alone(site, open_page):

@@ -40,10 +40,10 @@ async fn live(world: Arc<World>, process: u64, mut random: fastrand::Rng) {
         if world.now() > world.plan.length.saturating_sub(Duration::from_secs(1)) {
             return;
         }
-        record["beat"] = (record["beat"].as_u64().unwrap_or(0) + 1).into();
+        record["heartbeat"] = (record["heartbeat"].as_u64().unwrap_or(0) + 1).into();
         record["nonce"] = format!("{:032x}", random.u128(..)).into();
         world.checker.sent_by_copy(record["nonce"].as_str().unwrap_or_default(), world.now());
-        record["newborn"] = false.into();
+        record["unconfirmed"] = false.into();
         if let Some(time) = register.store_time() {
             record["renewed_at_us"] = time.hi_us.into();
         }

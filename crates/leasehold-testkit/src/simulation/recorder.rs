@@ -41,7 +41,7 @@ struct Record<'a> {
     grant: &'a str,
     nonce: &'a str,
     ttl_ms: u64,
-    #[serde(default, rename = "newborn")]
+    #[serde(default)]
     unconfirmed: bool,
     #[serde(default)]
     awaited: bool,

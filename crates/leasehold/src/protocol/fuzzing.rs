@@ -79,7 +79,7 @@ fn assert_round_trip(record: &Record) {
     assert_eq!(record.leasehold, FORMAT);
     assert!(record.token.get() < Token::LIMIT && record.heartbeat < Token::LIMIT);
     assert!(Ttl::from_millis(record.ttl_ms).is_ok());
-    assert!(record.state != RecordState::Cooldown || record.rest_ms.is_some());
+    assert!(record.state != RecordState::Cooldown || record.cooldown_ms.is_some());
     assert_readable(&record.holder.to_string());
 }
 
@@ -94,7 +94,7 @@ struct Plain {
     ttl_ms: Option<Value>,
     lock_delay_ms: Option<Value>,
     renewed_at_us: Option<Value>,
-    rest_ms: Option<Value>,
+    cooldown_ms: Option<Value>,
 }
 
 impl Plain {
@@ -109,7 +109,7 @@ impl Plain {
             && match self.state.as_ref().and_then(Value::as_str) {
                 Some("free") => true,
                 Some("held") => passed(ttl_ms()),
-                Some("resting") => passed(number(&self.rest_ms)),
+                Some("cooldown") => passed(number(&self.cooldown_ms)),
                 _ => false,
             }
     }

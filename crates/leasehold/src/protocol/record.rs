@@ -26,7 +26,6 @@ pub(crate) struct Record {
     /// The id of the claim that was granted last. It stays when the lock is free.
     pub(crate) grant: Id,
     /// The number of renewals of `grant`. A lease is alive while (grant, heartbeat) keeps changing.
-    #[serde(rename = "beat")]
     pub(crate) heartbeat: u64,
     /// Fresh in every write, so no two bodies, and no two ETags, are equal.
     pub(crate) nonce: Id,
@@ -42,13 +41,13 @@ pub(crate) struct Record {
     /// before the write was sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) renewed_at_us: Option<u64>,
-    /// In state `resting`: the length of the cooldown, counted from `renewed_at_us`.
+    /// In state `cooldown`: the length of the cooldown, counted from `renewed_at_us`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) rest_ms: Option<u64>,
+    pub(crate) cooldown_ms: Option<u64>,
     /// Whether the record is unconfirmed: a create wrote it, and its claim has neither renewed nor released it since. A
     /// create may be applied late. While it was under way, other records may have been created and deleted by hand, and
     /// their tokens may be higher. So the next grant takes its token from the store's clock and not by counting.
-    #[serde(rename = "newborn", default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) unconfirmed: bool,
     /// Whether processes wait in the [line](super::line) of this lock.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -66,7 +65,6 @@ pub(crate) struct Record {
 pub(crate) enum RecordState {
     Held,
     Free,
-    #[serde(rename = "resting")]
     Cooldown,
 }
 
@@ -171,7 +169,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Content, Fault> {
         return Err(corrupt("there is no format 0".to_owned()));
     }
     let record = record.map_err(|error| corrupt(error.to_string()))?;
-    if record.state == RecordState::Cooldown && record.rest_ms.is_none() {
+    if record.state == RecordState::Cooldown && record.cooldown_ms.is_none() {
         return Err(corrupt("it is in a cooldown without a duration".to_owned()));
     }
     Ttl::from_millis(record.ttl_ms).map_err(|error| corrupt(error.to_string()))?;
@@ -224,7 +222,7 @@ pub(crate) mod tests {
     const GOLDEN: &[(&str, RecordState)] = &[
         (include_str!("../../tests/records/1-held.json"), RecordState::Held),
         (include_str!("../../tests/records/1-free.json"), RecordState::Free),
-        (include_str!("../../tests/records/1-resting.json"), RecordState::Cooldown),
+        (include_str!("../../tests/records/1-cooldown.json"), RecordState::Cooldown),
         (include_str!("../../tests/records/1-leading.json"), RecordState::Held),
         (include_str!("../../tests/records/1-awaited.json"), RecordState::Held),
         (include_str!("../../tests/records/1-evicted.json"), RecordState::Free),
@@ -285,13 +283,13 @@ pub(crate) mod tests {
         for (from, to) in [
             ("\"token\":1763654400000041", "\"token\":9007199254740992"),
             ("\"token\":1763654400000041", "\"token\":-1"),
-            ("\"beat\":3", "\"beat\":18446744073709551615"),
+            ("\"heartbeat\":3", "\"heartbeat\":18446744073709551615"),
             ("\"ttl_ms\":30000", "\"ttl_ms\":0"),
             ("\"state\":\"held\"", "\"state\":\"mine\""),
             ("\"grant\":\"", "\"grant\":\"x"),
             ("\"leasehold\":1", "\"leasehold\":0"),
             // A cooldown without a length would count as over.
-            ("\"state\":\"held\"", "\"state\":\"resting\""),
+            ("\"state\":\"held\"", "\"state\":\"cooldown\""),
         ] {
             let damaged = GOLDEN[0].0.replacen(from, to, 1);
             assert_ne!(damaged, GOLDEN[0].0, "{from}");

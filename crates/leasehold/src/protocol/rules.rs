@@ -129,7 +129,7 @@ fn spans(record: &Record, rules: Rules) -> (Duration, Duration) {
             (span, span.saturating_add(rules.margin))
         }
         RecordState::Cooldown => {
-            let cooldown = Duration::from_millis(record.rest_ms.unwrap_or(0));
+            let cooldown = Duration::from_millis(record.cooldown_ms.unwrap_or(0));
             (cooldown.mul_f64(1.0 + RATE_ERROR), cooldown)
         }
     }
@@ -391,7 +391,7 @@ fn blank(claim: &Claim, token: Token, nonce: Id) -> Record {
         holder: claim.holder.clone(),
         granted_at_us: None,
         renewed_at_us: None,
-        rest_ms: None,
+        cooldown_ms: None,
         unconfirmed: false,
         awaited: false,
         served: 0,
@@ -423,7 +423,7 @@ pub(crate) fn freed(
         state: if cooldown.is_some() { RecordState::Cooldown } else { RecordState::Free },
         nonce,
         renewed_at_us: store.map(|store| store.hi_us),
-        rest_ms: cooldown.map(|cooldown| u64::try_from(cooldown.as_millis()).unwrap_or(u64::MAX)),
+        cooldown_ms: cooldown.map(|cooldown| u64::try_from(cooldown.as_millis()).unwrap_or(u64::MAX)),
         holder: previous.holder.of_the_past(),
         ..previous.clone()
     };

@@ -57,7 +57,7 @@ pub(super) fn never_granted() -> Record {
         holder: Holder::default(),
         granted_at_us: None,
         renewed_at_us: None,
-        rest_ms: None,
+        cooldown_ms: None,
         unconfirmed: true,
         awaited: true,
         served: 0,

@@ -181,7 +181,7 @@ async fn fault_3_a_renewal_that_arrives_late_extends_no_deadline() {
     assert_eq!(grant.deadline, before);
     client.network.deliver_all().await;
     assert_eq!(grant.deadline, before);
-    assert_eq!(world.raw().await["beat"], 1, "of all copies, one had its effect");
+    assert_eq!(world.raw().await["heartbeat"], 1, "of all copies, one had its effect");
 }
 
 #[tokio::test(start_paused = true)]

@@ -51,10 +51,10 @@ class Locker(BaseLocker[Lock, RwLock, Election]):
         """Waits until the lock is free, without acquiring it. Raises :class:`LockHeld` after ``timeout``."""
         await run(self._wait_free(name, timeout))
 
-    async def break_lock(self, name: str, token: int, *, reason: str | None = None) -> bool:
+    async def evict(self, name: str, token: int, *, reason: str | None = None) -> bool:
         """Ends the grant with this token. Make sure first that its holder has stopped; the holder may be any process.
         The history of the lock keeps the ``reason``. Returns whether that token still held the lock."""
-        return await run(self._break_lock(name, token, reason))
+        return await run(self._evict(name, token, reason))
 
     async def sweep(self, name: str, *, older_than: Duration, dry_run: bool = False) -> bool:
         """Deletes the record of a lock that has been free for ``older_than``. Returns whether it did, or with

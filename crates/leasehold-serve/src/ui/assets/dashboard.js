@@ -5,7 +5,7 @@ const LIVE = document.getElementById("live");
 const BANNER = document.getElementById("banner");
 const SAY = document.getElementById("say");
 const EVENTS = document.body.dataset.events;
-const OVERDUE = "overdue, may be taken over";
+const LAPSED = "lapsed, may be taken over";
 
 // --- time ------------------------------------------------------------------------------------------------------------
 
@@ -47,7 +47,7 @@ function showLease(element, left, seenBefore) {
   const before = element.dataset.before;
   let text = before ? before + span(Math.max(0, left)) : `${span(Math.max(0, left))} left`;
   // The lease that was seen is over. The server must look again to know whether it was renewed since then.
-  if (isOver && !before) text = seenBefore < 3000 ? OVERDUE : `not renewed as of ${span(seenBefore)} ago`;
+  if (isOver && !before) text = seenBefore < 3000 ? LAPSED : `not renewed as of ${span(seenBefore)} ago`;
   setText(element.querySelector(".left"), text);
 }
 

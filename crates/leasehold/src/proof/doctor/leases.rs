@@ -228,7 +228,7 @@ impl<'a> Patient<'a> {
             // `leasehold serve` has a separate right for evictions. Locks do not need it.
             Err(error) if error.fault().kind == ErrorKind::Denied => {
                 let finding = Finding::of_error(CHECK, CheckStatus::Warning, &error);
-                self.findings.push(finding.with_help("locks work without it; `leasehold break` does not"));
+                self.findings.push(finding.with_help("locks work without it; `leasehold evict` does not"));
                 return self.store.release(&mut stale, None).await.map(drop).map_err(stopped(CHECK));
             }
             Err(error) => return Err(stopped(CHECK)(error)),

@@ -64,12 +64,12 @@ impl RegisterLeases {
 /// Returns how long the lock has certainly been free by the store's clock. Returns `None` if it is not free, or if this
 /// is unknown.
 fn free_for(record: &Record, store: Option<StoreTime>) -> Option<Duration> {
-    let rest_ms = match record.state {
+    let cooldown_ms = match record.state {
         RecordState::Held => return None,
         RecordState::Free => 0,
-        RecordState::Cooldown => record.rest_ms?,
+        RecordState::Cooldown => record.cooldown_ms?,
     };
-    let free_from_us = record.renewed_at_us?.saturating_add(rest_ms.saturating_mul(1_000));
+    let free_from_us = record.renewed_at_us?.saturating_add(cooldown_ms.saturating_mul(1_000));
     let now_us = store?.lo_us;
     // The next record's token is the store's time, which must be higher than this token.
     if record.token.get() >= now_us {
@@ -147,9 +147,9 @@ mod tests {
         assert_eq!(free_for(&record, now), Some(Duration::from_secs(5)));
         assert_eq!(free_for(&record, now - 6_000_000), None, "not from before the release");
         record.state = RecordState::Cooldown;
-        record.rest_ms = Some(2_000);
+        record.cooldown_ms = Some(2_000);
         assert_eq!(free_for(&record, now), Some(Duration::from_secs(3)));
-        record.rest_ms = Some(6_000);
+        record.cooldown_ms = Some(6_000);
         assert_eq!(free_for(&record, now), None);
         record.state = RecordState::Free;
         assert_eq!(super::free_for(&record, None), None, "without a clock");

@@ -329,7 +329,7 @@ async fn a_waiter_returns_when_the_lease_is_gone_or_changes_hands() {
     for (first, then) in [
         ("leased", blob("expired", "")),
         ("leased", blob("leased", &signed_by(&"e".repeat(32), "eve"))),
-        ("breaking", blob("broken", "")),
+        ("breaking", blob("evicted", "")),
     ] {
         let turns = AtomicUsize::new(0);
         let server = Server::start(move |seen| {

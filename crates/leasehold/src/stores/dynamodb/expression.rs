@@ -41,7 +41,7 @@ const OURS_UNCHANGED_AND_UNMARKED: &str = "#recordVersionNumber = :seenVersion A
 /// because a late copy of the claim's request must not be granted over the claim's own release. No process may wait,
 /// because the first in line comes first.
 const OUR_FREE_RECORD: &str = "#isReleased = :released AND #leasehold.#version = #recordVersionNumber \
-     AND #leasehold.#format = :format AND attribute_not_exists(#leasehold.#newborn) AND #fencingToken < :lastToken \
+     AND #leasehold.#format = :format AND attribute_not_exists(#leasehold.#unconfirmed) AND #fencingToken < :lastToken \
      AND #leasehold.#grant <> :grant AND attribute_not_exists(#awaited)";
 
 /// Writes `record`, with these `attributes`, over the item that `expect` describes. `before` is the record that was
@@ -273,7 +273,8 @@ mod tests {
         let nonce = another();
         let renewed = Record { heartbeat: before.heartbeat + 1, nonce, ..before.clone() };
         let holder = Holder { note: Some("another".to_owned()), ..before.holder.clone() };
-        let in_cooldown = Record { state: RecordState::Cooldown, rest_ms: Some(9_000), ..renewed.clone() };
+        let in_cooldown =
+            Record { state: RecordState::Cooldown, cooldown_ms: Some(9_000), ..renewed.clone() };
         let ours = item::version_of(&before);
         let all = ["ownerName", "leaseDuration", "holder", "fencingToken"];
         for (version, seen, record, sent) in [
@@ -285,7 +286,7 @@ mod tests {
             (
                 &item::version_of(&in_cooldown),
                 Some(&in_cooldown),
-                Record { rest_ms: Some(9_001), ..in_cooldown.clone() },
+                Record { cooldown_ms: Some(9_001), ..in_cooldown.clone() },
                 &["leaseDuration"],
             ),
             (

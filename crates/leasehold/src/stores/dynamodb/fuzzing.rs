@@ -75,8 +75,8 @@ fn assert_round_trip(item: &Item, record: &Record, dialect: Dialect) {
     let Content::Record(mut again) = again.content else { panic!("{written:?}") };
     assert!(record.history.starts_with(&again.history));
     again.history.clone_from(&record.history);
-    // `rest_ms` is written only during a cooldown.
-    again.rest_ms = record.rest_ms;
+    // `cooldown_ms` is written only during a cooldown.
+    again.cooldown_ms = record.cooldown_ms;
     assert_eq!(*again, *record);
 }
 

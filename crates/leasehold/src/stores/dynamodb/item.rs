@@ -120,10 +120,10 @@ fn own(item: &Item, ours: &Item, version: &str) -> Result<Record, Fault> {
         return Err(corrupt("leasehold.format"));
     }
     let ttl_ms = number(ours, "ttl").filter(|&ms| Ttl::from_millis(ms).is_ok());
-    let rest_ms = optional_number(ours, "rest")?;
+    let cooldown_ms = optional_number(ours, "cooldown")?;
     let mut record = Record {
         leasehold: format,
-        state: match (item.contains_key(RELEASED), rest_ms) {
+        state: match (item.contains_key(RELEASED), cooldown_ms) {
             (true, _) => RecordState::Free,
             (false, Some(_)) => RecordState::Cooldown,
             (false, None) => RecordState::Held,
@@ -133,17 +133,17 @@ fn own(item: &Item, ours: &Item, version: &str) -> Result<Record, Fault> {
             .and_then(|id| id.parse().ok())
             .ok_or_else(|| corrupt("leasehold.grant"))?,
         // A larger value would overflow when it is incremented.
-        heartbeat: number(ours, "beat")
+        heartbeat: number(ours, "heartbeat")
             .filter(|&beat| beat < Token::LIMIT)
-            .ok_or_else(|| corrupt("leasehold.beat"))?,
+            .ok_or_else(|| corrupt("leasehold.heartbeat"))?,
         nonce: from_uuid(version).ok_or_else(|| corrupt(VERSION))?,
         ttl_ms: ttl_ms.ok_or_else(|| corrupt("leasehold.ttl"))?,
         lock_delay_ms: optional_number(ours, "lockDelay")?.unwrap_or(0),
         holder: json(item, HOLDER).ok_or_else(|| corrupt(HOLDER))?,
         granted_at_us: optional_number(ours, "grantedAt")?,
         renewed_at_us: optional_number(item, RENEWED)?.or_else(|| seen(item, version)),
-        rest_ms,
-        unconfirmed: ours.contains_key("newborn"),
+        cooldown_ms,
+        unconfirmed: ours.contains_key("unconfirmed"),
         awaited: item.contains_key(AWAITED),
         served: served(item).ok_or_else(|| corrupt(SERVED))?,
         history: history(item).ok_or_else(|| corrupt(HISTORY))?,
@@ -192,7 +192,7 @@ fn others(item: &Item, owner: &str, version: &str, dialect: Dialect) -> Result<C
         holder: Holder { name: owner.to_owned(), ..Holder::default() },
         granted_at_us: None,
         renewed_at_us: seen(item, version),
-        rest_ms: None,
+        cooldown_ms: None,
         unconfirmed: true,
         awaited: item.contains_key(AWAITED),
         served: served(item).unwrap_or(0),
@@ -224,7 +224,7 @@ pub(super) fn attributes(record: &Record, dialect: Dialect) -> Attributes {
     let lease_ms = match record.state {
         // Other clients wait until they have seen no change for the `leaseDuration`. They support neither lock delays
         // nor cooldowns, so the `leaseDuration` contains them.
-        RecordState::Cooldown => record.rest_ms.unwrap_or(0),
+        RecordState::Cooldown => record.cooldown_ms.unwrap_or(0),
         RecordState::Held | RecordState::Free => record.ttl_ms.saturating_add(record.lock_delay_ms),
     };
     let Holder { name, host, pid, .. } = &record.holder;
@@ -249,14 +249,14 @@ fn ours(record: &Record) -> Item {
         ("format", n(record.leasehold)),
         ("version", s(uuid(record.nonce))),
         ("grant", s(record.grant.to_string())),
-        ("beat", n(record.heartbeat)),
+        ("heartbeat", n(record.heartbeat)),
         ("ttl", n(record.ttl_ms)),
     ];
     let optional = [
         ("lockDelay", (record.lock_delay_ms != 0).then(|| n(record.lock_delay_ms))),
-        ("rest", record.rest_ms.filter(|_| record.state == RecordState::Cooldown).map(n)),
+        ("cooldown", record.cooldown_ms.filter(|_| record.state == RecordState::Cooldown).map(n)),
         ("grantedAt", record.granted_at_us.map(n)),
-        ("newborn", record.unconfirmed.then_some(AttributeValue::Bool(true))),
+        ("unconfirmed", record.unconfirmed.then_some(AttributeValue::Bool(true))),
     ];
     let optional = optional.into_iter().filter_map(|(name, value)| Some((name, value?)));
     required.into_iter().chain(optional).map(|(name, value)| (name.to_owned(), value)).collect()
@@ -296,7 +296,7 @@ pub(super) fn stays(name: &str, before: &Record, record: &Record) -> bool {
         |record: &Record| (record.state == RecordState::Cooldown, record.ttl_ms, record.lock_delay_ms);
     match name {
         OWNER | HOLDER => before.holder == record.holder,
-        LEASE => lease(before) == lease(record) && before.rest_ms == record.rest_ms,
+        LEASE => lease(before) == lease(record) && before.cooldown_ms == record.cooldown_ms,
         TOKEN => before.token == record.token,
         _ => false,
     }

@@ -201,7 +201,7 @@ async fn a_claim_raises_the_token_and_reads_the_record_in_one_request() {
     assert_eq!(
         claim["ConditionExpression"],
         "#isReleased = :released AND #leasehold.#version = #recordVersionNumber AND #leasehold.#format = :format \
-         AND attribute_not_exists(#leasehold.#newborn) AND #fencingToken < :lastToken \
+         AND attribute_not_exists(#leasehold.#unconfirmed) AND #fencingToken < :lastToken \
          AND #leasehold.#grant <> :grant AND attribute_not_exists(#awaited)"
     );
     let update = claim["UpdateExpression"].as_str().unwrap();

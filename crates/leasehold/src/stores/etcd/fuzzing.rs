@@ -43,7 +43,7 @@ pub fn etcd_key(data: &[u8]) {
             assert!(ours.state != Standing::Waiting || token(&kv, &ours).is_none());
             assert_readable(&ours.holder.to_string());
             assert_eq!(ours.leasehold, 1, "neither newer nor of no format");
-            assert!(ours.state != Standing::Cooldown || ours.rest_ms.is_some());
+            assert!(ours.state != Standing::Cooldown || ours.cooldown_ms.is_some());
         }
     }
 }

@@ -28,7 +28,7 @@ pub(super) struct Value {
     pub(super) holder: Holder,
     /// In the state [`Cooldown`](Standing::Cooldown): the length of the cooldown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) rest_ms: Option<u64>,
+    pub(super) cooldown_ms: Option<u64>,
 }
 
 /// The state of a claim. Being first in the queue is not enough to hold the lock.
@@ -40,7 +40,6 @@ pub(super) enum Standing {
     /// The claim holds the lock.
     Granted,
     /// Released with a cooldown, during which the lock cannot be granted.
-    #[serde(rename = "resting")]
     Cooldown,
 }
 
@@ -58,7 +57,7 @@ impl Value {
             ttl_ms: claim.ttl.as_millis(),
             lock_delay_ms: millis(claim.lock_delay),
             holder: claim.holder.clone(),
-            rest_ms: None,
+            cooldown_ms: None,
         }
     }
 
@@ -72,7 +71,7 @@ impl Value {
     pub(super) fn in_cooldown(mut self, token: Token, cooldown: Duration) -> Self {
         self.state = Standing::Cooldown;
         self.token = Some(token);
-        self.rest_ms = Some(millis(cooldown));
+        self.cooldown_ms = Some(millis(cooldown));
         self
     }
 
@@ -86,7 +85,7 @@ impl Value {
     /// Returns how long the lock may remain held after its value was read, unless the lease is renewed.
     fn lasts(&self) -> Duration {
         let lease = Duration::from_millis(self.ttl_ms.saturating_add(self.lock_delay_ms));
-        self.rest_ms.map_or(lease, Duration::from_millis)
+        self.cooldown_ms.map_or(lease, Duration::from_millis)
     }
 
     /// Returns the time to live of the claim's lease, in seconds.
@@ -97,7 +96,7 @@ impl Value {
     /// Returns whether the value is complete: it has a format, a valid ttl and, in a cooldown, the length of the
     /// cooldown.
     fn is_whole(&self) -> bool {
-        let rests = self.state != Standing::Cooldown || self.rest_ms.is_some();
+        let rests = self.state != Standing::Cooldown || self.cooldown_ms.is_some();
         self.leasehold != 0 && self.ttl().is_some() && rests
     }
 
@@ -243,14 +242,14 @@ mod tests {
             ttl_ms: held.ttl_ms,
             lock_delay_ms: held.lock_delay_ms,
             holder: held.holder,
-            rest_ms: None,
+            cooldown_ms: None,
         };
         let waiting = Value { state: Standing::Waiting, ..granted.clone() };
         let in_cooldown = granted.clone().in_cooldown(Token::new(41).unwrap(), Duration::from_secs(60));
         for (name, value) in [
             ("1-etcd-granted.json", granted),
             ("1-etcd-waiting.json", waiting),
-            ("1-etcd-resting.json", in_cooldown),
+            ("1-etcd-cooldown.json", in_cooldown),
         ] {
             assert_written(name, std::str::from_utf8(&value.to_bytes().unwrap()).unwrap());
             assert_eq!(read(&kv(&golden(name))), Owner::Ours(Box::new(value)));
@@ -276,7 +275,7 @@ mod tests {
             (r#"{"leasehold":1}"#, "damaged"),
             (&GOLDEN.replace("30000", "1"), "damaged"),
             (&GOLDEN.replace("\"leasehold\":1", "\"leasehold\":0"), "damaged"),
-            (&GOLDEN.replace("granted", "resting"), "damaged"),
+            (&GOLDEN.replace("granted", "cooldown"), "damaged"),
             (&newer, "newer"),
         ] {
             let held = held(&kv(value));

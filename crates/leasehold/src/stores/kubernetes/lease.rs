@@ -200,7 +200,7 @@ fn others(spec: &Spec, earlier: Option<&str>) -> Content {
         holder: Holder { name: holder.to_owned(), ..Holder::default() },
         granted_at_us: None,
         renewed_at_us: None,
-        rest_ms: None,
+        cooldown_ms: None,
         unconfirmed: true,
         awaited: earlier.as_ref().is_some_and(|record| record.awaited),
         served: earlier.as_ref().map_or(0, |record| record.served),
@@ -234,7 +234,7 @@ pub(super) fn spec(record: &Record, over: Option<(&Revision, Option<&Record>)>) 
         RecordState::Free => (String::new(), Duration::ZERO),
         RecordState::Held => (identity(record), record.ttl().contender_span() + record.lock_delay() + UNSEEN),
         RecordState::Cooldown => {
-            let cooldown = Duration::from_millis(record.rest_ms.unwrap_or(0));
+            let cooldown = Duration::from_millis(record.cooldown_ms.unwrap_or(0));
             (format!("cooldown after {}", identity(record)), cooldown.mul_f64(1.0 + RATE_ERROR) + UNSEEN)
         }
     };

@@ -259,7 +259,7 @@ impl MemoryServer {
         if !foreign {
             let lasts_us = match record.state {
                 RecordState::Held => limits.lease_us,
-                RecordState::Cooldown => record.rest_ms.unwrap_or(0).saturating_mul(1_000),
+                RecordState::Cooldown => record.cooldown_ms.unwrap_or(0).saturating_mul(1_000),
                 RecordState::Free => 0,
             };
             row.owner = Some((record.grant.to_string(), now_us.saturating_add(lasts_us)));

@@ -376,7 +376,7 @@ impl PostgresStore {
         let span = record.ttl().contender_span() + self.margin + record.lock_delay();
         let kept = match record.state {
             RecordState::Held => span,
-            RecordState::Cooldown => Duration::from_millis(record.rest_ms.unwrap_or(0)),
+            RecordState::Cooldown => Duration::from_millis(record.cooldown_ms.unwrap_or(0)),
             RecordState::Free => Duration::ZERO,
         };
         if matches!(step, Step::Claim { .. } | Step::Grant) {

@@ -150,7 +150,7 @@ fn end(record: &mut Record, until_us: Option<u64>) {
     if record.state == RecordState::Held {
         record.remember_replaced();
     }
-    (record.state, record.rest_ms, record.renewed_at_us) = (RecordState::Free, None, until_us);
+    (record.state, record.cooldown_ms, record.renewed_at_us) = (RecordState::Free, None, until_us);
 }
 
 /// Returns the error for a row that cannot be parsed. Such a row is never overwritten and never granted.

@@ -329,7 +329,7 @@ impl RedisRecords {
         let location = &self.links().connector.location;
         let string = match record.state {
             RecordState::Held => span,
-            RecordState::Cooldown => Duration::from_millis(record.rest_ms.unwrap_or(0)),
+            RecordState::Cooldown => Duration::from_millis(record.cooldown_ms.unwrap_or(0)),
             RecordState::Free => Duration::ZERO,
         };
         let calls = step == Step::Free && location.notifies;

@@ -28,7 +28,7 @@ fn rows() -> Vec<(LockName, Row)> {
         ("died", Row { died_ns: Some(86_411_000_000_000), ..held.clone() }),
         ("free", row(golden_record("1-free.json"))),
         ("held", held),
-        ("resting", row(golden_record("1-resting.json"))),
+        ("cooldown", row(golden_record("1-cooldown.json"))),
     ]
     .map(|(name, row)| (LockName::new(name).unwrap(), row))
     .into()

@@ -50,7 +50,7 @@ fn free_for(row: &Row, machine: &Machine, now: Moment) -> Option<Duration> {
     if Evidence::of(Some(row), machine, now).state(Some(row)) != State::Free {
         return None;
     }
-    let cooldown_us = row.record.rest_ms.unwrap_or(0).saturating_mul(1_000);
+    let cooldown_us = row.record.cooldown_ms.unwrap_or(0).saturating_mul(1_000);
     let free_from_us = row.record.renewed_at_us?.saturating_add(cooldown_us);
     now.wall_us().checked_sub(free_from_us).map(Duration::from_micros)
 }

@@ -10,7 +10,7 @@ use crate::protocol::record::parse;
 const GOLDEN: &[&str] = &[
     include_str!("../../../../tests/records/1-held.json"),
     include_str!("../../../../tests/records/1-free.json"),
-    include_str!("../../../../tests/records/1-resting.json"),
+    include_str!("../../../../tests/records/1-cooldown.json"),
     include_str!("../../../../tests/records/1-leading.json"),
 ];
 
@@ -80,7 +80,7 @@ fn our_item_has_what_the_java_and_go_clients_require() {
     let free = item(&golden(GOLDEN[1]));
     assert_eq!(text(&free, RELEASED), Some("1"));
 
-    let resting = Record { rest_ms: Some(90_000), ..golden(GOLDEN[2]) };
+    let resting = Record { cooldown_ms: Some(90_000), ..golden(GOLDEN[2]) };
     assert_eq!(resting.state, RecordState::Cooldown);
     let resting = item(&resting);
     assert!(!resting.contains_key(RELEASED), "they would take it at once");
@@ -283,9 +283,9 @@ fn a_newer_format_asks_for_an_upgrade_and_damage_is_corrupt() {
         &|item, _| drop(item.insert(RENEWED.to_owned(), s("now"))),
         &|item, _| drop(item.insert(HISTORY.to_owned(), s("[]"))),
         &|_, ours| drop(ours.remove("grant")),
-        &|_, ours| drop(ours.insert("beat".to_owned(), n(Token::LIMIT))),
+        &|_, ours| drop(ours.insert("heartbeat".to_owned(), n(Token::LIMIT))),
         &|_, ours| drop(ours.insert("ttl".to_owned(), n(0))),
-        &|_, ours| drop(ours.insert("rest".to_owned(), s("long"))),
+        &|_, ours| drop(ours.insert("cooldown".to_owned(), s("long"))),
         &|_, ours| drop(ours.remove("format")),
         &|_, ours| drop(ours.insert("format".to_owned(), n(0))),
     ];
@@ -372,7 +372,7 @@ fn another_clients_version_is_hashed_with_fnv_1a() {
 
 #[test]
 fn the_golden_items_are_read_and_written() {
-    for state in ["held", "free", "resting"] {
+    for state in ["held", "free", "cooldown"] {
         let record = golden_record(&format!("1-{state}.json"));
         let name = format!("1-dynamodb-{state}.json");
         assert_written(&name, &fuzzing::to_json(&item(&record)).to_string());

@@ -34,7 +34,7 @@ fn revision(transitions: i32, renewed_s: u64) -> Revision {
 }
 
 const GOLDEN: [&str; 5] =
-    ["1-held.json", "1-free.json", "1-resting.json", "1-leading.json", "1-awaited.json"];
+    ["1-held.json", "1-free.json", "1-cooldown.json", "1-leading.json", "1-awaited.json"];
 
 #[test]
 fn a_record_is_read_back_unchanged() {
@@ -68,7 +68,7 @@ fn the_spec_names_the_holder() {
     // client-go releases a lock like this.
     assert_eq!((&spec["holderIdentity"], &spec["leaseDurationSeconds"]), (&json!(""), &json!(1)));
     assert_eq!(spec["leaseTransitions"], json!(4));
-    let cooldown = Record { state: RecordState::Cooldown, rest_ms: Some(60_000), ..held };
+    let cooldown = Record { state: RecordState::Cooldown, cooldown_ms: Some(60_000), ..held };
     let spec = &lease_of(&cooldown, None)["spec"];
     assert_eq!(spec["holderIdentity"], json!("cooldown after alice@ci-7_4121_00112233"));
     assert_eq!(spec["leaseDurationSeconds"], json!(63));

@@ -15,7 +15,7 @@ async fn unreadable_rows_are_never_granted_or_overwritten() {
         "record = json_set(record, '$.holder', 'x')",
         "record = json_set(record, '$.history', 'x')",
         "record = json_set(record, '$.lock_delay_ms', -1)",
-        "record = json_set(record, '$.state', 'resting')",
+        "record = json_set(record, '$.state', 'cooldown')",
         "record = json_remove(record, '$.ttl_ms')",
         "record = json_remove(record, '$.renewed_at_us')",
         "renewed_ns = -5",

@@ -1,16 +1,16 @@
-//! `leasehold break LOCK --token N`: evicts the holder with this token, by compare-and-set.
+//! `leasehold evict LOCK --token N`: evicts the holder with this token, by compare-and-set.
 
 use leasehold::{Evicted, Eviction, Token};
 use serde_json::Value;
 
-use crate::args::BreakArgs;
+use crate::args::EvictArgs;
 use crate::context::{self, Context};
 use crate::exit::{Failure, NEGATIVE};
 use crate::output::json::object;
 use crate::output::print;
 use crate::shell;
 
-pub(super) async fn break_(context: &Context, args: BreakArgs) -> Result<u8, Failure> {
+pub(super) async fn evict(context: &Context, args: EvictArgs) -> Result<u8, Failure> {
     let name = context::lock_name(&args.lock.lock)?;
     let token = Token::try_from(args.token).map_err(Failure::bad_argument)?;
     let store = context.store()?;
