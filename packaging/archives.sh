@@ -94,10 +94,9 @@ Section: utils
 Priority: optional
 Homepage: https://github.com/leasehold/leasehold
 Description: distributed locks on the storage you already have
- leasehold runs a command under a lock in a local file, an S3 or GCS bucket, an
- Azure container, a DynamoDB table, an etcd cluster, a Kubernetes cluster, a
- PostgreSQL table or a Redis server. If the holder crashes, another process
- takes over. Each grant has a fencing token, greater than all earlier ones.
+ leasehold runs a command under a lock in a local file, a bucket, a database,
+ etcd or Kubernetes. If the holder crashes, another process takes over. Each
+ grant has a fencing token, greater than all earlier ones.
 CONTROL
 }
 

@@ -1,4 +1,4 @@
-"""Distributed locks on storage you already have: SQLite, S3, GCS, Azure, DynamoDB, etcd, Kubernetes, PostgreSQL, Redis.
+"""Distributed locks on storage you already have: a local file, a bucket, a database, etcd or Kubernetes.
 
 >>> from leasehold_locks import Locker
 >>> locker = Locker("sqlite:locks.db")
