@@ -84,6 +84,8 @@ struct Writing {
     expect: Version,
     record: Record,
     columns: Columns,
+    /// The record that was read.
+    before: Option<Record>,
 }
 
 impl PostgresRecords {
@@ -132,10 +134,12 @@ impl PostgresRecords {
             Precondition::Absent => Version::new(""),
             Precondition::Version(version) => version.clone(),
         };
+        let read = before.cloned();
         // After another client's lock, the row lacks what was added to the history that was read.
         let before = before.filter(|_| matches!(step, Step::Claim { .. }) || is_ours(&expect));
         let columns = Columns::of(record, before).map_err(Fault::not_applied)?;
-        let writing = Writing { step, name: name.clone(), expect, record: record.clone(), columns };
+        let writing =
+            Writing { step, name: name.clone(), expect, record: record.clone(), columns, before: read };
         self.run(|store| async move { store.write(&writing).await }).await?
     }
 }
@@ -372,15 +376,15 @@ impl PostgresStore {
     /// Writes a record. The server does not grant or renew after the time limit of a request, when the caller no longer
     /// waits for the response.
     async fn write(&self, writing: &Writing) -> Result<Written, StoreError> {
-        let Writing { step, name, expect, record, columns } = writing;
-        let span = record.ttl().contender_span() + self.margin + record.lock_delay();
+        let Writing { step, name, expect, record, columns, before } = writing;
+        let span = |record: &Record| record.ttl().contender_span() + self.margin + record.lock_delay();
         let kept = match record.state {
-            RecordState::Held => span,
+            RecordState::Held => span(record),
             RecordState::Cooldown => Duration::from_millis(record.cooldown_ms.unwrap_or(0)),
             RecordState::Free => Duration::ZERO,
         };
         if matches!(step, Step::Claim { .. } | Step::Grant) {
-            grace::check(self.sessions.failover_grace(), span, Duration::ZERO)?;
+            grace::check(self.sessions.failover_grace(), span(record), Duration::ZERO)?;
         }
         let purpose = match step {
             Step::Renew => Purpose::Renew,
@@ -388,19 +392,26 @@ impl PostgresStore {
             Step::Claim { .. } | Step::Grant => Purpose::Contend,
         };
         let limit = attempt_limit(record.ttl());
-        let row_limit = if purpose == Purpose::Contend { limit } else { limit.min(LONGEST_ROW_WAIT) };
+        let row_limit = match step {
+            // It waits for other grants first, and reads the clock before it waits for the row.
+            Step::Grant => limit / 2,
+            Step::Claim { .. } => limit,
+            Step::Renew | Step::Free => limit.min(LONGEST_ROW_WAIT),
+        };
         let by = locked_by(record.grant);
         let began = self.env.now();
         let mut used = self.sessions.take(purpose).await?;
         let now = self.env.now();
         let too_late = match step {
             Step::Claim { .. } | Step::Grant | Step::Renew => {
-                let left = limit.saturating_sub(now.longest_since(began));
+                let row_wait = if matches!(step, Step::Grant) { row_limit } else { Duration::ZERO };
+                let left = limit.saturating_sub(now.longest_since(began)).saturating_sub(row_wait);
                 self.sessions.clock_us(now).saturating_add(number(micros(left)))
             }
             Step::Free => i64::MAX,
         };
         let kept_us = number(micros(kept));
+        let prolonged_us = number(before.as_ref().map_or(0, |before| micros(span(before))));
         let row_limit = milliseconds(row_limit);
         let (name, version, json) = (name.as_str(), columns.version.as_str(), &columns.record);
         let rows = match step {
@@ -436,6 +447,7 @@ impl PostgresStore {
                     int8(&kept_us),
                     int8(&too_late),
                     text(&row_limit),
+                    int8(&prolonged_us),
                 ];
                 used.query(Effect::Writes, &self.statements.write, &parameters).await?
             }

@@ -177,7 +177,7 @@ fn first() -> String {
 /// tokens, $5 the lease in microseconds, $6 the record, $7 the time on the server's clock from which on the claim is too
 /// late, $8 the limit of a wait for the row, $9 whether the claim ignores the line.
 ///
-/// The row must be free, must not contain this claim, and no other claim must be the first that waits. A lock that
+/// The row must be free, must have a version and a token, must not contain this claim, and no other claim must be the first that waits. A lock that
 /// another client has had may be granted if leasehold never had it. PostgreSQL evaluates the conditions after it has
 /// locked the row. The statement does not lock other rows. Grants of one lock take turns, so that no other grant happens
 /// between reading the clock, which becomes the token in a new row, and writing that row. A claim that arrives after its
@@ -185,7 +185,8 @@ fn first() -> String {
 fn claim(table: &str, failover_grace: Duration) -> String {
     let own = format!("pg_catalog.substr($2, {})", OURS.len() + 1);
     let is_right = format!(
-        "coalesce((l.is_open OR (l.version IS NULL AND NOT {IS_OURS})) AND {is_ended}
+        "coalesce(((l.is_open AND l.version IS NOT NULL AND l.token {GT} 0) OR (l.version IS NULL AND NOT {IS_OURS}))
+            AND {is_ended}
             AND pg_catalog.strpos(pg_catalog.concat(l.record, l.history), {own}) {EQ} 0
             AND coalesce($9 OR {first} {EQ} {own}, true) AND (coalesce(l.token, 0) {PLUS} $4) {LT} {most}, false)",
         is_ended = is_ended(),
@@ -244,7 +245,8 @@ fn key(table: &str) -> u64 {
 /// Returns the statement that writes a row which was read. $1 name, $2 its version, $3 the step, $4 `locked_by`, $5 the
 /// new version, $6 token, $7 served, $8 the record, $9 the history or NULL if it is unchanged, $10 whether the lock is
 /// free, $11 for how many microseconds other clients are kept out, $12 the time on the server's clock from
-/// which on the write is too late, $13 the limit of a wait for the row.
+/// which on the write is too late, $13 the limit of a wait for the row, $14 for a renewal, how many microseconds the lease
+/// that it prolongs lasts.
 ///
 /// The version shows that the row is as it was read. In addition, a grant requires that no other client has the lock, and
 /// that the failover grace is over. A renewal requires that the lease has not ended. Otherwise a renewal that arrives late
@@ -253,7 +255,7 @@ fn write(table: &str, failover_grace: Duration, notifies: bool) -> String {
     let step = |name: &str| format!("$3 {EQ} '{name}'");
     let is_right = format!(
         "coalesce({VERSION} {EQ} $2 AND CASE WHEN {grants} THEN {is_ended}
-            WHEN {renews} THEN (l.written_us {PLUS} $11) {GT} {NOW_US} ELSE true END, false)",
+            WHEN {renews} THEN (l.written_us {PLUS} $14) {GT} {NOW_US} ELSE true END, false)",
         grants = step("grant"),
         renews = step("renew"),
         is_ended = is_ended(),
