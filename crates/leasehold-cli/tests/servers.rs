@@ -83,8 +83,8 @@ fn an_eviction(sandbox: &Sandbox, url: &str) {
     let shown = sandbox.run(&format!("show --json -s {url} deploy/prod")).expect(0).stdout;
     let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
     let token = shown["token"].as_u64().unwrap();
-    sandbox.run(&format!("break -s {url} deploy/prod --token {}", token + 1)).expect(1);
-    sandbox.run(&format!("break -s {url} deploy/prod --token {token}")).expect(0);
+    sandbox.run(&format!("evict -s {url} deploy/prod --token {}", token + 1)).expect(1);
+    sandbox.run(&format!("evict -s {url} deploy/prod --token {token}")).expect(0);
     let evicted = holder.end();
     assert_eq!(evicted.code, 122, "{evicted:?}");
 }

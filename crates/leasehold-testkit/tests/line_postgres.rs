@@ -49,7 +49,7 @@ impl World {
         psql(self.fresh.url(), &format!("UPDATE {} SET {set}", table(self.fresh.url()))).await;
     }
 
-    /// Makes the waiters' grace long, so that it does not end by chance.
+    /// Makes the reservations long, so that it does not end by chance.
     async fn are_slow(&self) {
         let slow = r#"waiter || '{"polls_ms": 10000}'"#;
         self.set(&format!(
@@ -148,7 +148,7 @@ async fn waiters_are_granted_the_lock_in_the_order_of_joining() {
 }
 
 #[tokio::test]
-async fn a_dead_waiter_is_passed_over_after_its_grace() {
+async fn a_dead_waiter_is_passed_over_after_its_reservation() {
     let world = World::new().await;
     let mut grant = world.holder.granted().await;
     let dead = world.joined("dead").await;

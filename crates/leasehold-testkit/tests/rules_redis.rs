@@ -328,7 +328,7 @@ async fn waiters_are_granted_the_lock_in_the_order_of_joining() {
 }
 
 #[tokio::test]
-async fn a_dead_waiter_is_passed_over_after_its_grace() {
+async fn a_dead_waiter_is_passed_over_after_its_reservation() {
     let fresh = fresh();
     let store = open(fresh.url()).await;
     let mut grant = granted(&*store).await;
@@ -342,7 +342,7 @@ async fn a_dead_waiter_is_passed_over_after_its_grace() {
 
 /// Before its grace is over, a claim that ignores the line takes the lock, again and again.
 #[tokio::test]
-async fn the_grace_of_a_dead_waiter_adds_up_over_grants() {
+async fn the_reservation_of_a_dead_waiter_adds_up_over_grants() {
     let fresh = fresh();
     let store = open(fresh.url()).await;
     let mut grant = granted(&*store).await;

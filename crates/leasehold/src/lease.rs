@@ -23,7 +23,7 @@ use futures_util::stream::BoxStream;
 
 pub use self::claim::Claim;
 pub use self::last_error::LastError;
-pub(crate) use self::pauses::{LONGEST_PAUSE, MAX_WAITERS, grace, pause};
+pub(crate) use self::pauses::{LONGEST_PAUSE, MAX_WAITERS, pause, reservation};
 pub(crate) use self::permit_queue::PermitQueue;
 pub(crate) use self::place::{Before, Place, Standing};
 pub use self::watch::Watch;

@@ -123,7 +123,7 @@ async fn a_claim_that_barges_waits_without_a_place_in_the_line() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dead_waiter_is_passed_over_once_after_its_grace() {
+async fn a_dead_waiter_is_passed_over_once_after_its_reservation() {
     let world = World::new();
     let holder = world.dated(1);
     let mut grant = holder.granted().await;
@@ -136,9 +136,12 @@ async fn a_dead_waiter_is_passed_over_once_after_its_grace() {
     holder.leases.release(&mut grant, None).await.unwrap();
     let released = world.clock.now();
     let mut grant = next.acquires().await;
-    let grace = 2 * holder.leases.capabilities().poll_interval.max + SECOND / 2;
+    let reservation = 2 * holder.leases.capabilities().poll_interval.max + SECOND / 2;
     let waited = world.clock.now().longest_since(released);
-    assert!((grace..grace + SECOND).contains(&waited), "{waited:?}, and the grace is {grace:?}");
+    assert!(
+        (reservation..reservation + SECOND).contains(&waited),
+        "{waited:?}, and the reservation is {reservation:?}"
+    );
     assert_eq!(in_line(&world).await, ["waiter-4"], "the dead waiter has lost its place");
     next.release(&mut grant).await;
     let mut grant = last.granted().await;
@@ -160,9 +163,9 @@ async fn barge(client: Client, free: Duration, hold: Duration) {
     }
 }
 
-/// Before its grace is over, a client that ignores the line takes the lock, again and again.
+/// Before its reservation is over, a client that ignores the line takes the lock, again and again.
 #[tokio::test(start_paused = true)]
-async fn grants_past_the_line_do_not_renew_the_grace_of_the_dead() {
+async fn grants_past_the_line_do_not_renew_a_dead_reservation() {
     for seed in 0..10 {
         let world = World::paced();
         let holder = world.dated(1);
@@ -178,9 +181,12 @@ async fn grants_past_the_line_do_not_renew_the_grace_of_the_dead() {
         timeout(&*world.clock, SECOND * 60, next.acquires()).await.expect("it starves");
         barging.abort();
         // The waiter polls only now and then while the lock is held, so it does not see it free from the beginning.
-        let grace = 2 * (2 * holder.leases.capabilities().poll_interval.max) + 2 * SECOND / 2;
+        let reservation = 2 * (2 * holder.leases.capabilities().poll_interval.max) + 2 * SECOND / 2;
         let waited = world.clock.now().longest_since(released);
-        assert!((grace..4 * grace).contains(&waited), "{waited:?}, and the grace is {grace:?}");
+        assert!(
+            (reservation..4 * reservation).contains(&waited),
+            "{waited:?}, and the reservation is {reservation:?}"
+        );
         assert!(in_line(&world).await.is_empty(), "the dead waiters have lost their places");
     }
 }

@@ -155,7 +155,7 @@ async fn a_free_permit_is_reserved_for_the_lease_of_a_dead_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dead_waiter_behind_the_first_costs_one_grace() {
+async fn a_dead_waiter_behind_the_first_costs_one_reservation() {
     let world = World::paced();
     let holder = world.dated(1);
     let mut held = full(&holder).await;
@@ -168,8 +168,11 @@ async fn a_dead_waiter_behind_the_first_costs_one_grace() {
     assert_eq!(order.recv().await, Some(2));
     let waited = world.clock.now().longest_since(first);
     // The dead waiter was the first in the line of the queue's lock.
-    let grace = 2 * POLL_INTERVAL.max + SECOND / 2;
-    assert!((grace..grace + 3 * SECOND).contains(&waited), "{waited:?}, and the grace is {grace:?}");
+    let reservation = 2 * POLL_INTERVAL.max + SECOND / 2;
+    assert!(
+        (reservation..reservation + 3 * SECOND).contains(&waited),
+        "{waited:?}, and the reservation is {reservation:?}"
+    );
     assert_eq!(order.recv().await, Some(3));
 }
 

@@ -158,7 +158,7 @@ async fn a_waiter_learns_that_the_one_before_it_has_left() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dead_waiter_is_passed_over_after_its_grace() {
+async fn a_dead_waiter_is_passed_over_after_its_reservation() {
     let world = World::new();
     let (one, two, three) = (world.client(1).await, world.client(2).await, world.client(3).await);
     let mut grant = one.granted(&one.claim()).await;

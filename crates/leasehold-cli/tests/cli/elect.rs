@@ -104,7 +104,7 @@ fn a_loss_kills_the_command_and_the_candidate_campaigns_again() {
     let mut leader = sandbox.hold("elect x --ttl 9s", script);
     let (pid, term) =
         leader.first.split_once(' ').map(|(pid, term)| (pid.to_owned(), term.to_owned())).unwrap();
-    sandbox.run(&format!("break x --token {term}")).expect(0);
+    sandbox.run(&format!("evict x --token {term}")).expect(0);
     let again = loop {
         let line = leader.line();
         if line != "ignored" {
@@ -178,7 +178,7 @@ fn with_on_exit_exit_elect_ends_with_the_command() {
     Outcome::of(output).expect(6);
     // After a loss, it campaigns again.
     let script = format!(
-        "[ -e again ] && exit 8; touch again; {} break x --token $LEASEHOLD_TOKEN",
+        "[ -e again ] && exit 8; touch again; {} evict x --token $LEASEHOLD_TOKEN",
         env!("CARGO_BIN_EXE_leasehold")
     );
     sandbox.run_script("elect x --on-exit exit --ttl 1h", &script).expect(8);
@@ -332,7 +332,7 @@ fn with_once_a_candidate_leads_and_an_observer_prints_once() {
     let holder = sandbox.hold("elect x --once --ttl 9s", "echo $LEASEHOLD_TOKEN; exec sleep 1000");
     let seen = json(&sandbox.run("elect x --observe --once --json").expect(0).stdout);
     assert_eq!(seen["term"].to_string(), holder.first);
-    sandbox.run(&format!("break x --token {}", holder.first)).expect(0);
+    sandbox.run(&format!("evict x --token {}", holder.first)).expect(0);
     holder.end().expect(122);
     sandbox.run("elect x --once --on-exit exit -- true").expect(2);
 }

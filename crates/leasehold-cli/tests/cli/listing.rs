@@ -75,7 +75,7 @@ fn show_and_history_describe_one_lock() {
     assert!(shown.contains("state   held\n") && shown.contains("second"), "{shown}");
     let history = sandbox.run("history x").expect(0).stdout;
     assert!(history.lines().nth(1).unwrap().contains("released"), "{history}");
-    sandbox.run(&format!("break x --reason stuck --token {}", holder.first)).expect(0);
+    sandbox.run(&format!("evict x --reason stuck --token {}", holder.first)).expect(0);
     let history = sandbox.run("history x").expect(0).stdout;
     assert!(history.contains("evicted by tester@") && history.contains(": stuck"), "{history}");
     let grants = documents(&sandbox.run("history x --json").expect(0));
@@ -85,17 +85,17 @@ fn show_and_history_describe_one_lock() {
 }
 
 #[test]
-fn break_is_compare_and_set() {
+fn evict_is_compare_and_set() {
     let sandbox = Sandbox::new();
-    sandbox.run("break x").expect(2);
+    sandbox.run("evict x").expect(2);
     let holder = held(&sandbox, "run x");
-    let stale = sandbox.run("break x --token 1").expect(1);
+    let stale = sandbox.run("evict x --token 1").expect(1);
     assert!(stale.stderr.contains("nothing was changed"), "{stale:?}");
     sandbox.run("run -n x -- true").expect(123);
-    sandbox.run(&format!("break x --token {}", holder.first)).expect(0);
-    sandbox.run(&format!("break x --token {}", holder.first)).expect(1);
+    sandbox.run(&format!("evict x --token {}", holder.first)).expect(0);
+    sandbox.run(&format!("evict x --token {}", holder.first)).expect(1);
     sandbox.run("run -n x -- true").expect(0);
-    sandbox.run("break x --token 99999999999999999").expect(2);
+    sandbox.run("evict x --token 99999999999999999").expect(2);
     // `evict` does not read the token from the environment of a command.
     let output = sandbox.leasehold(["evict", "x"]).env("LEASEHOLD_TOKEN", "1").output().unwrap();
     Outcome::of(output).expect(2);

@@ -41,7 +41,7 @@ fn an_eviction_kills_all_processes_at_once_and_exits_122() {
     let script = format!("echo $LEASEHOLD_TOKEN > token; {STUBBORN}");
     let holder = sandbox.hold("run x --ttl 9s --report out.json", &script);
     let processes = processes(&sandbox, &holder);
-    sandbox.run(&format!("break x --token {}", sandbox.read("token").trim())).expect(0);
+    sandbox.run(&format!("evict x --token {}", sandbox.read("token").trim())).expect(0);
     let ended = holder.end().expect(122);
     for process in processes {
         assert!(!is_alive(&process), "{process}");
@@ -57,7 +57,7 @@ fn an_eviction_kills_all_processes_at_once_and_exits_122() {
 fn a_loss_found_by_the_release_exits_122() {
     let sandbox = Sandbox::new();
     // The command ends before the next renewal can detect the eviction.
-    let script = format!("{} break x --token $LEASEHOLD_TOKEN", env!("CARGO_BIN_EXE_leasehold"));
+    let script = format!("{} evict x --token $LEASEHOLD_TOKEN", env!("CARGO_BIN_EXE_leasehold"));
     sandbox.run_script("run x --ttl 30s --report out.json", &script).expect(122);
     let report: Value = serde_json::from_str(&sandbox.read("out.json")).unwrap();
     assert_eq!((&report["outcome"], &report["lost_reason"]), (&"lost".into(), &"ended".into()));

@@ -114,7 +114,7 @@ fn a_writer_that_loses_one_part_is_stopped() {
     let writer = held(&sandbox, "run index --exclusive --ttl 15s");
     let shown = sandbox.run("show --json index/shared-5").expect(0).stdout;
     let token = serde_json::from_str::<Value>(&shown).unwrap()["token"].as_u64().unwrap();
-    sandbox.run(&format!("break index/shared-5 --token {token}")).expect(0);
+    sandbox.run(&format!("evict index/shared-5 --token {token}")).expect(0);
     let ended = writer.end().expect(122);
     assert!(ended.stderr.contains("index/shared-5"), "{ended:?}");
     sandbox.run("run -w 30s index --exclusive -- true").expect(0);

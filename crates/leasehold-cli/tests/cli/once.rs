@@ -38,7 +38,7 @@ fn one_of_four_concurrent_starts_runs_the_command() {
     assert!(line["token"].is_u64() && line["ago_ms"].is_u64(), "{line}");
     assert!(line["again_within_ms"].as_u64().unwrap() <= 3_600_000, "{line}");
     // An operator can end the cooldown.
-    sandbox.run(&format!("break nightly --token {}", line["token"])).expect(0);
+    sandbox.run(&format!("evict nightly --token {}", line["token"])).expect(0);
     assert_eq!(sandbox.run("once nightly --per 1h -- echo again").expect(0).stdout, "again\n");
 }
 
@@ -149,7 +149,7 @@ fn a_lost_lock_exits_122_and_is_not_counted_as_a_run() {
         "once x --per 1h --count-failures --ttl 9s --report out.json",
         "echo $LEASEHOLD_TOKEN; while :; do sleep 0.05; done",
     );
-    sandbox.run(&format!("break x --token {}", holder.first)).expect(0);
+    sandbox.run(&format!("evict x --token {}", holder.first)).expect(0);
     holder.end().expect(122);
     assert_eq!((&report(&sandbox)["outcome"], &report(&sandbox)["cooldown"]), (&"lost".into(), &Value::Null));
     assert_eq!(sandbox.run("once x --per 1h -- echo ran").expect(0).stdout, "ran\n");

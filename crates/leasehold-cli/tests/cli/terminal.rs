@@ -67,7 +67,7 @@ fn a_loss_kills_only_the_command_in_a_shared_group() {
         echo $$ > first; echo $LEASEHOLD_TOKEN; while :; do sleep 0.01; done";
     let mut holder =
         on_terminal(&sandbox, &format!("\"$LEASEHOLD\" run x --ttl 9s -- sh -c '{script}'; echo code $?"));
-    sandbox.run(&format!("break x --token {}", holder.first)).expect(0);
+    sandbox.run(&format!("evict x --token {}", holder.first)).expect(0);
     let mut line = holder.line();
     while !line.contains("code") {
         line = holder.line();

@@ -141,7 +141,7 @@ fn acquire_names_the_holder() {
     assert_eq!(held.stdout, "");
     sandbox.run("acquire -w 20ms x").expect(124);
     let token = first["token"].as_u64().unwrap();
-    assert!(sandbox.run(&format!("break x --token {token}")).expect(0).stdout.contains("evicted"));
+    assert!(sandbox.run(&format!("evict x --token {token}")).expect(0).stdout.contains("evicted"));
     sandbox.run("acquire -n x").expect(0);
 }
 

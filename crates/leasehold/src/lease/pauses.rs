@@ -30,7 +30,7 @@ pub(crate) fn pause(pause: Duration, ahead: usize, ttl: Ttl) -> Duration {
 /// Returns how long a free lock is kept for the waiters before a claim, which poll with these `pauses`. This is twice
 /// the longest pause, so that each waiter finds the lock free even if a poll fails, plus half a second for the request
 /// of each. They all wait at the same time, so their pauses do not add up.
-pub(crate) fn grace(pauses: impl IntoIterator<Item = Duration>) -> Duration {
+pub(crate) fn reservation(pauses: impl IntoIterator<Item = Duration>) -> Duration {
     let (mut longest, mut count) = (Duration::ZERO, 0);
     for pause in pauses {
         (longest, count) = (longest.max(pause), count + 1);

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::pauses::{MAX_WAITERS, grace};
+use super::pauses::{MAX_WAITERS, reservation};
 use super::{Holder, Id};
 
 /// The place of a [`Claim`](super::Claim) in the line of its lock, as far as its store knows. The store writes and
@@ -27,8 +27,8 @@ struct Known {
 
 /// How long a claim has seen the lock available and kept for the first waiter.
 ///
-/// Clients that ignore the line can take the lock again and again before the grace of a dead waiter is over. So the
-/// grace counts over all periods in which the lock was available, not only over the latest one.
+/// Clients that ignore the line can take the lock again and again before the reservation of a dead waiter is over. So the
+/// reservation counts over all periods in which the lock was available, not only over the latest one.
 #[derive(Debug, Default)]
 struct Kept {
     /// The claim of the first waiter.
@@ -128,9 +128,9 @@ impl Place {
     pub(crate) fn before(&self, claim: Id, served: u64) -> (usize, Duration) {
         let known = self.of(claim);
         let waiting = || known.standing.before.iter().filter(|before| before.number > served);
-        let grace = grace(waiting().map(|before| before.polls));
+        let reservation = reservation(waiting().map(|before| before.polls));
         let kept = waiting().next().map_or(Duration::ZERO, |first| known.kept.of(first.claim));
-        (waiting().count(), grace.saturating_sub(kept))
+        (waiting().count(), reservation.saturating_sub(kept))
     }
 
     /// Records that the lock has been available for `available` in `period`, and is kept for the waiter `first`. `period`

@@ -341,7 +341,7 @@ async fn a_renewal_continues_with_the_memo_that_it_found() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_an_unanswered_request_of_this_grant_counts_as_its_release() {
+async fn only_an_unanswered_request_counts_as_the_release() {
     let gone = || Reply::Ended(Ended::Gone);
     for (replies, expected, requests) in [
         (vec![Reply::Ended(Ended::Now)], Released::Released, &["end"][..]),

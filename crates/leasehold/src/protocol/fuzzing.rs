@@ -38,8 +38,8 @@ fn line(data: &[u8]) {
     let Ok(Content::Record(record)) = parse(golden) else { panic!("the golden record is not read") };
     let Standing { before, .. } = line.standing(Id::random(&Random::seeded(1)), &record);
     assert!(before.iter().all(|before| before.number < Token::LIMIT));
-    let grace = crate::lease::grace(before.iter().map(|before| before.polls));
-    assert!(grace <= std::time::Duration::from_secs(100));
+    let reservation = crate::lease::reservation(before.iter().map(|before| before.polls));
+    assert!(reservation <= std::time::Duration::from_secs(100));
 }
 
 /// Checks that a record is written back as it was read, and that bytes that are not a record never count as free and

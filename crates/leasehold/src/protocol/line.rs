@@ -145,7 +145,7 @@ mod tests {
 
     use super::*;
     use crate::golden::{assert_written, golden, golden_record};
-    use crate::lease::{Ttl, grace, pause};
+    use crate::lease::{Ttl, pause, reservation};
     use crate::random::Random;
 
     fn waiter(seed: u64) -> Waiter {
@@ -200,7 +200,7 @@ mod tests {
         let waiter_ahead = Some(waiter(2).holder);
         assert_eq!(standing(3), Standing { number: Some(3), before: before[..2].to_vec(), waiter_ahead });
         assert_eq!(
-            grace(before.iter().map(|before| before.polls)),
+            reservation(before.iter().map(|before| before.polls)),
             Duration::from_millis(2 * 3_000 + 3 * 500)
         );
         let waiter_ahead = Some(waiter(3).holder);

@@ -231,7 +231,7 @@ fn a_lost_reservation_is_shown_as_lost() {
     let server = Server::start(&sandbox, "--ui rw");
     let cookies = reserve(&server, "deploy", &sign_in(&server));
     let token = server.state("deploy")["token"].to_string();
-    sandbox.run(&format!("break deploy --token {token}")).expect(0);
+    sandbox.run(&format!("evict deploy --token {token}")).expect(0);
     assert!(!page(&server, "deploy", &cookies).contains("Reserved by you"));
     for form in [RENEW, RELEASE] {
         let lost = send(&server, "deploy", &cookies, form).expect(410).text;

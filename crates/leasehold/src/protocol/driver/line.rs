@@ -11,7 +11,9 @@ use super::super::records::Written;
 use super::super::rules;
 use super::{Reading, RegisterLeases, STORE_TIMEOUT};
 use crate::error::{Fault, StoreError};
-use crate::lease::{self, Claim, HolderInfo, Id, MAX_WAITERS, PermitQueue, Standing, Ttl, grace, pause};
+use crate::lease::{
+    self, Claim, HolderInfo, Id, MAX_WAITERS, PermitQueue, Standing, Ttl, pause, reservation,
+};
 use crate::register::{Precondition, Version};
 use crate::retry::{RetryBudget, repeated};
 use crate::types::LockName;
@@ -142,7 +144,7 @@ impl RegisterLeases {
             }
         };
         let Standing { number, before, waiter_ahead } = note(claim, &line, record);
-        let grace = grace(before.iter().map(|before| before.polls));
+        let reservation = reservation(before.iter().map(|before| before.polls));
         let available_for = rules::available_for(record, unchanged_for, self.store_time(), self.rules);
         let first = line.waiting(record).next();
         let kept = match first {
@@ -152,11 +154,11 @@ impl RegisterLeases {
             _ => available_for,
         };
         match first {
-            Some(first) if kept < grace => Err(HolderInfo {
+            Some(first) if kept < reservation => Err(HolderInfo {
                 holder: Some(first.holder.clone()),
                 token: Some(record.token),
                 free_for: Some(available_for),
-                lapses_within: Some(grace - kept),
+                lapses_within: Some(reservation - kept),
                 reserved: true,
                 ahead: number.map(|_| before.len()),
                 waiter_ahead: number.and(waiter_ahead),

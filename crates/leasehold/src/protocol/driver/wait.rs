@@ -35,13 +35,13 @@ impl Watch for RegisterLeases {
         let mut freed = Some(self.records.freed(&claim.name, Some(claim.id)));
         loop {
             let served = observation.as_ref().map_or(0, |observation| observation.record.served);
-            let (ahead, grace) = claim.place.before(claim.id, served);
+            let (ahead, reservation) = claim.place.before(claim.id, served);
             // After a conflict with another process that joined the line, this one tries again soon.
             let ahead = if claim.place.conflicts(claim.id) > 0 { 0 } else { ahead };
             // When this claim may take the lock if the waiters before it do not.
             let due = match seen.reserved {
                 true => held.lapses_within,
-                false => held.lapses_within.map(|lapse| lapse.saturating_add(grace)),
+                false => held.lapses_within.map(|lapse| lapse.saturating_add(reservation)),
             };
             let has_place = leads || claim.place.is_taken(claim.id, served);
             pacing.set_place(has_place.then_some(ahead));

@@ -144,7 +144,7 @@ fn a_lock_of_a_dead_holder_is_reported_as_lapsed() {
 
 /// Another client may have held the lock since, and leaves no trace.
 #[test]
-fn a_lapsed_grant_of_this_claim_is_over_if_others_leave_no_trace() {
+fn a_lapsed_grant_is_over_if_others_leave_no_trace() {
     let record = held_record();
     let claim = Claim { id: record.grant, repeatable: true, ..claim() };
     let content = Content::Record(Box::new(Record { unconfirmed: false, ..record }));

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn waiters_without_a_record_wait_for_a_lock_that_was_never_granted() {
+    fn waiters_without_a_record_wait_for_a_lock_never_granted() {
         let mut answer =
             answer(&golden_record("1-free.json"), &[("line", "1 500 11112222333344445555666677778888 x")]);
         answer.fields[0] = None;

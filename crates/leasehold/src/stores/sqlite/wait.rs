@@ -9,7 +9,7 @@ use rusqlite::Connection;
 use super::evidence::{Evidence, Standing};
 use super::requests::Purpose;
 use super::row;
-use super::waiters::GRACE;
+use super::waiters::RESERVATION;
 use super::{POLL_INTERVAL, STORE_TIMEOUT, SqliteLeases, calls, waiters};
 use crate::clock::timeout;
 use crate::error::StoreError;
@@ -35,8 +35,8 @@ impl Watch for SqliteLeases {
                 (Standing::Free, None) => return Ok(()),
                 (Standing::Free, Some(left)) => {
                     let pause = self.behind(ahead.max(1));
-                    // It has to ask in the second half of the grace.
-                    let due = left.checked_sub(GRACE / 2).filter(|due| !due.is_zero()).unwrap_or(left);
+                    // It has to ask in the second half of the reservation.
+                    let due = left.checked_sub(RESERVATION / 2).filter(|due| !due.is_zero()).unwrap_or(left);
                     if ahead < waiters::ASKING { pause.min(due) } else { pause }
                 }
                 // The lock has another holder, or a cooldown began or ended. The caller reports it.

@@ -2,7 +2,7 @@
 //!
 //! The line can only delay grants. The row of a lock still decides whether it is granted ([`evidence`](super::evidence)), so
 //! an error here costs time but not exclusion. A waiter whose process has died is removed when it is found. A waiter
-//! that does not take a free lock within [`GRACE`], for example because its process is stopped, is passed over and
+//! that does not take a free lock within [`RESERVATION`], for example because its process is stopped, is passed over and
 //! removed. It joins again at the end. In the second half of that time, the next waiters ([`ASKING`]) ask for the lock.
 //! Those that do not ask are removed too. So several waiters whose death cannot be seen delay a grant only once.
 
@@ -20,9 +20,10 @@ use crate::lease::{self, Claim, Holder, HolderInfo, Id};
 use crate::types::LockName;
 
 /// How long a free lock is kept for its first waiter: the time of two polls, and one second for a busy machine.
-pub(super) const GRACE: Duration = Duration::from_millis(2 * POLL_INTERVAL.max.as_millis() as u64 + 1_000);
+pub(super) const RESERVATION: Duration =
+    Duration::from_millis(2 * POLL_INTERVAL.max.as_millis() as u64 + 1_000);
 
-/// How many waiters at the head of the line must ask in the second half of [`GRACE`]. They poll at least twice in it.
+/// How many waiters at the head of the line must ask in the second half of [`RESERVATION`]. They poll at least twice in it.
 pub(super) const ASKING: usize = 6;
 
 /// A waiter for a lock.
@@ -39,8 +40,8 @@ pub(super) struct Waiter {
 
 impl Waiter {
     /// Returns how much longer the free lock is kept for this waiter. Returns `None` if the waiter was not called yet.
-    pub(super) fn grace_left(&self, now: Moment) -> Option<Duration> {
-        Some(GRACE.saturating_sub(self.kept(now)?))
+    pub(super) fn reserved_for(&self, now: Moment) -> Option<Duration> {
+        Some(RESERVATION.saturating_sub(self.kept(now)?))
     }
 
     /// Returns for how long the free lock has been kept for this waiter.
@@ -48,11 +49,11 @@ impl Waiter {
         Some(now.since_boot().saturating_sub(Duration::from_nanos(self.called_ns?)))
     }
 
-    /// Returns the same as [`grace_left`](Self::grace_left), less the time for which `claim` has seen the lock kept for
+    /// Returns the same as [`reserved_for`](Self::reserved_for), less the time for which `claim` has seen the lock kept for
     /// this waiter before claims that ignore the line took it.
-    fn grace_left_before(&self, claim: &Claim, now: Moment) -> Option<Duration> {
+    fn reserved_for_before(&self, claim: &Claim, now: Moment) -> Option<Duration> {
         let (called_ns, kept) = self.called_ns.zip(self.kept(now))?;
-        Some(GRACE.saturating_sub(claim.place.kept(claim.id, self.claim, called_ns.into(), kept)))
+        Some(RESERVATION.saturating_sub(claim.place.kept(claim.id, self.claim, called_ns.into(), kept)))
     }
 
     fn is_gone(&self, machine: &Machine, now: Moment) -> bool {
@@ -65,7 +66,7 @@ impl Waiter {
     fn as_holder(&self, now: Moment) -> HolderInfo {
         HolderInfo {
             holder: Some(self.holder.clone()),
-            lapses_within: Some(self.grace_left(now).unwrap_or(GRACE)),
+            lapses_within: Some(self.reserved_for(now).unwrap_or(RESERVATION)),
             reserved: true,
             ..HolderInfo::default()
         }
@@ -100,11 +101,11 @@ pub(super) fn may_take(
         }
         // This must be checked first, because times of an earlier boot are not comparable with the clock.
         let is_gone = first.is_gone(machine, now);
-        let is_late = !is_gone && first.grace_left_before(claim, now).is_some_and(|left| left.is_zero());
+        let is_late = !is_gone && first.reserved_for_before(claim, now).is_some_and(|left| left.is_zero());
         if is_gone || is_late {
             leave(connection, first.claim)?;
-            // Only a whole grace has given all other waiters the time to ask.
-            if is_late && first.grace_left(now).is_some_and(|left| left.is_zero()) {
+            // Only a whole reservation has given all other waiters the time to ask.
+            if is_late && first.reserved_for(now).is_some_and(|left| left.is_zero()) {
                 remove_absent(connection, claim, &first)?;
             }
             changed = true;
@@ -253,9 +254,9 @@ pub(super) fn kept_for(
     if first.claim == claim.id || first.is_gone(machine, now) {
         return Ok(None);
     }
-    let left = first.grace_left_before(claim, now);
+    let left = first.reserved_for_before(claim, now);
     let Some((left, called_ns)) = left.zip(first.called_ns) else { return Ok(None) };
-    if left.is_zero() || claim.waits && left <= GRACE / 2 && !has_asked(connection, claim, called_ns)? {
+    if left.is_zero() || claim.waits && left <= RESERVATION / 2 && !has_asked(connection, claim, called_ns)? {
         return Ok(None);
     }
     Ok(Some(left))

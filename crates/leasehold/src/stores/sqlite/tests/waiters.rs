@@ -2,7 +2,7 @@
 
 use super::super::calls;
 use super::*;
-use crate::stores::sqlite::waiters::GRACE;
+use crate::stores::sqlite::waiters::RESERVATION;
 use futures_util::FutureExt as _;
 
 fn waiting(store: &SqliteLeases) -> Claim {
@@ -54,7 +54,7 @@ async fn a_try_leaves_a_free_lock_to_the_first_waiter() {
     store.release(&mut grant, None).await.unwrap();
     let kept = held(&store).await;
     assert_eq!(kept.holder.map(|holder| holder.name).as_deref(), Some("first"));
-    assert_eq!(kept.lapses_within, Some(GRACE));
+    assert_eq!(kept.lapses_within, Some(RESERVATION));
     granted(&store, &first).await;
 }
 
@@ -68,9 +68,9 @@ async fn a_waiter_that_does_not_come_is_passed_over_once() {
     refused(&store, &next).await;
     store.release(&mut grant, None).await.unwrap();
     // The time during which the lock was held does not count.
-    site.clock.suspend(GRACE);
+    site.clock.suspend(RESERVATION);
     refused(&store, &next).await;
-    site.clock.suspend(GRACE - Duration::from_millis(1));
+    site.clock.suspend(RESERVATION - Duration::from_millis(1));
     refused(&store, &next).await;
     site.clock.suspend(Duration::from_millis(1));
     let mut grant = granted(&store, &next).await;
@@ -81,9 +81,9 @@ async fn a_waiter_that_does_not_come_is_passed_over_once() {
     granted(&store, &stopped).await;
 }
 
-/// Before its grace is over, a claim that ignores the queue takes the lock, again and again.
+/// Before its reservation is over, a claim that ignores the queue takes the lock, again and again.
 #[tokio::test(start_paused = true)]
-async fn the_grace_of_a_stopped_waiter_adds_up_over_grants() {
+async fn the_reservation_of_a_stopped_waiter_adds_up_over_grants() {
     let site = Site::new();
     let store = site.open().await;
     let mut grant = grant(&store).await;
@@ -94,7 +94,7 @@ async fn the_grace_of_a_stopped_waiter_adds_up_over_grants() {
     for _ in 0..2 {
         store.release(&mut grant, None).await.unwrap();
         refused(&store, &next).await;
-        site.clock.suspend(GRACE * 2 / 5);
+        site.clock.suspend(RESERVATION * 2 / 5);
         refused(&store, &next).await;
         let mut barging = waiting(&store);
         barging.barges = true;
@@ -103,7 +103,7 @@ async fn the_grace_of_a_stopped_waiter_adds_up_over_grants() {
     store.release(&mut grant, None).await.unwrap();
     refused(&store, &next).await;
     assert_eq!(refused(&store, &last).await.ahead, Some(2), "it has not seen the earlier times");
-    site.clock.suspend(GRACE / 5);
+    site.clock.suspend(RESERVATION / 5);
     let mut grant = granted(&store, &next).await;
     // The waiter behind it had no time to ask, and keeps its place.
     refused(&store, &stopped).await;
@@ -202,7 +202,7 @@ async fn a_waiter_behind_another_waits_for_its_turn() {
     let seen = refused(&store, &second).await;
     let began = store.env.now();
     store.turn(&second, &seen).await.unwrap();
-    assert_eq!(store.env.now().longest_since(began), GRACE);
+    assert_eq!(store.env.now().longest_since(began), RESERVATION);
     granted(&store, &second).await;
 }
 
@@ -234,7 +234,7 @@ async fn several_unresponsive_waiters_delay_only_once() {
         tokio::join!(wait(&late), async {
             let mut grant = wait(&live).await;
             let waited = store.env.now().longest_since(began);
-            assert!((GRACE..GRACE + POLL_INTERVAL.max).contains(&waited), "{waited:?}");
+            assert!((RESERVATION..RESERVATION + POLL_INTERVAL.max).contains(&waited), "{waited:?}");
             store.release(&mut grant, None).await.unwrap();
             grant.token
         })
@@ -265,9 +265,9 @@ async fn a_waiter_behind_a_silent_one_asks_and_keeps_its_place() {
     let began = store.env.now();
     store.turn(&second, &seen).await.unwrap();
     let waited = store.env.now().longest_since(began);
-    assert!((GRACE / 2..GRACE / 2 + POLL_INTERVAL.max).contains(&waited), "{waited:?}");
+    assert!((RESERVATION / 2..RESERVATION / 2 + POLL_INTERVAL.max).contains(&waited), "{waited:?}");
     refused(&store, &second).await;
-    site.clock.suspend(GRACE / 2);
+    site.clock.suspend(RESERVATION / 2);
     refused(&store, &third).await;
     granted(&store, &second).await;
 }
@@ -277,7 +277,7 @@ async fn a_waiter_that_asks_late_keeps_its_place() {
     let site = Site::new();
     let store = site.open().await;
     let [_, (second, _), _] = with_a_silent_first(&site, &store).await;
-    site.clock.suspend(GRACE);
+    site.clock.suspend(RESERVATION);
     granted(&store, &second).await;
 }
 
@@ -332,7 +332,7 @@ async fn a_waiter_is_called_again_after_another_took_the_lock() {
     store.release(&mut held, None).await.unwrap();
     refused(&store, &second).await; // calls the first
     let mut held = granted(&store, &barging).await;
-    site.clock.suspend(GRACE * 2);
+    site.clock.suspend(RESERVATION * 2);
     store.release(&mut held, None).await.unwrap();
     refused(&store, &second).await;
     granted(&store, &first).await;
@@ -452,7 +452,7 @@ async fn only_the_head_of_the_line_must_ask() {
     site.clock.suspend(Duration::from_millis(1));
     store.release(&mut held, None).await.unwrap();
     refused(&store, &claims[1]).await;
-    site.clock.suspend(GRACE);
+    site.clock.suspend(RESERVATION);
     granted(&store, &claims[1]).await;
     let left = store.inspect(&name()).await.unwrap().waiters.len();
     assert_eq!(left, claims.len() - 6, "the first, and the four behind the second, have not asked");
