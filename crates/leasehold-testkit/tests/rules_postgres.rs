@@ -508,7 +508,7 @@ async fn the_first_row_format_is_still_read_and_written() {
         claim.id
     );
     let holder = r#"{"name":"alice","host":"ci-7","pid":4121,"note":"make deploy"}"#;
-    let keys = "leasehold state token grant beat nonce ttl_ms holder granted_at_us";
+    let keys = "leasehold state token grant heartbeat nonce ttl_ms holder granted_at_us";
     assert_eq!(cells(fresh.url(), &same).await, format!("t|t|t|0|f|t|{holder}|[]|{keys}"));
     store.release(&mut grant, None).await.unwrap();
     let past = "record->>'state', is_open, history->0->>'grant', history->0->>'token', history->0->>'end',

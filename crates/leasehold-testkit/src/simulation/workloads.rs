@@ -86,16 +86,17 @@ impl Client {
     }
 
     async fn dead_waiters_of(&self, lock: &str) -> Duration {
-        let line = self.world.register.inner.read(&format!("{lock}.line")).await;
-        let Ok(Some(line)) = line else { return Duration::ZERO };
-        let line: serde_json::Value = serde_json::from_slice(&line.value).unwrap_or_default();
-        let pauses: Vec<_> = line["waiters"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(|waiter| waiter["polls_ms"].as_u64())
-            .map(Duration::from_millis)
-            .collect();
+        let pauses = match &self.world.server {
+            Some(server) => server.pauses(lock),
+            None => {
+                let line = self.world.register.inner.read(&format!("{lock}.line")).await;
+                let Ok(Some(line)) = line else { return Duration::ZERO };
+                let line: serde_json::Value = serde_json::from_slice(&line.value).unwrap_or_default();
+                let waiters = line["waiters"].as_array().into_iter().flatten();
+                waiters.filter_map(|waiter| waiter["polls_ms"].as_u64()).collect()
+            }
+        };
+        let pauses: Vec<_> = pauses.into_iter().map(Duration::from_millis).collect();
         // One more waiter may still join by a late request. Its pause exceeds the last one's by at most the longest
         // poll.
         let late = self.plan().has(Fault::LateRequests);

@@ -189,6 +189,13 @@ impl MemoryServer {
         is_free
     }
 
+    /// Returns the longest pause of each waiter in the line of the lock `name`, in milliseconds.
+    pub fn pauses(&self, name: &str) -> Vec<u64> {
+        let live = self.live();
+        let row = live.state.rows.get(name);
+        row.into_iter().flat_map(|row| &row.line).map(|waiter| waiter.polls_ms).collect()
+    }
+
     fn live(&self) -> MutexGuard<'_, Live> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
