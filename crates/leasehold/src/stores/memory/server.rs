@@ -1,6 +1,6 @@
 //! A server in memory that keeps records, and its client. For the simulation.
 //!
-//! The server executes the steps of [`Records`] one at a time, by its own clock, like the scripts of Redis and the
+//! The server executes the steps of `Records` one at a time, by its own clock, like the scripts of Redis and the
 //! statements of PostgreSQL, and under the same conditions. It has the faults of such a server: a failover that loses
 //! the latest writes, a clock that is set back, and other clients that take a lock whose lease has lapsed.
 //!

@@ -1,5 +1,6 @@
 //! What every store over HTTP must do with its requests and their responses. The `wire_tests` of each store call these
 //! functions with a request of a new client to the server at a URL.
+#![allow(clippy::unwrap_used, reason = "only tests use it")]
 
 use std::time::Duration;
 

@@ -65,10 +65,11 @@ pub(super) fn acquire(
                     }
                     // A lock without a row gets its token from the counter, so no floor is needed.
                     let time = if is_own { evidence.time } else { StoreTime::exactly(now.wall_us()) };
-                    let mut record = rules::grant(claim, previous, Some(time), Some(0), nonce(env, now))?;
+                    // A late copy of a request must not change the token of a grant that its holder knows.
+                    let same = Claim { repeatable: claim.repeatable || is_own, ..claim.clone() };
+                    let mut record = rules::grant(&same, previous, Some(time), Some(0), nonce(env, now))?;
                     record.unconfirmed = false;
                     let mut after = None;
-                    // A repetition of the claim that holds the lock keeps its token.
                     if previous.is_none_or(|previous| previous.token != record.token) {
                         let mut counter = Counter::load(transaction)?;
                         let least = previous.map_or(0, |previous| previous.token.get() + 1);
