@@ -132,10 +132,10 @@ async fn a_waiter_outside_the_line_is_woken_by_a_cooldown() {
     let (told, rested) = futures_util::future::join(told, rested).await;
     told.unwrap();
     assert_eq!(rested.unwrap(), Released::Released);
-    let resting = two.held(&claim).await;
-    assert!(resting.in_cooldown && resting.last_holder == Some(Holder::this_process()), "{resting:?}");
+    let held = two.held(&claim).await;
+    assert!(held.in_cooldown && held.last_holder == Some(Holder::this_process()), "{held:?}");
     // The remaining time is read from etcd's lease, because the key contains only the length of the cooldown.
-    assert!(resting.held_for.is_some() && resting.lapses_within <= Some(Duration::from_secs(3_600)));
+    assert!(held.held_for.is_some() && held.lapses_within <= Some(Duration::from_secs(3_600)));
 }
 
 /// Fault 28: the key of a claim in line expires with its lease. A client that takes the absence of keys before its own

@@ -236,6 +236,26 @@ impl Grant {
     }
 }
 
+/// Returns `grant`, unless its deadline passed while its response was under way. In that case the grant is released,
+/// unless its claim is repeatable.
+pub(crate) async fn in_time(
+    store: &impl LeaseStore,
+    claim: &Claim,
+    mut grant: Grant,
+) -> Result<AcquireOutcome, StoreError> {
+    if !grant.deadline.passed(store.env().now()) {
+        return Ok(AcquireOutcome::Granted(grant));
+    }
+    // Rule 12: a repetition of the claim may have the same grant on a machine with a slower clock.
+    if !claim.repeatable {
+        tracing::debug!(lock = %grant.name, token = %grant.token, "granted too late; releasing");
+        // The grant is valid, whatever happened to its release.
+        let released = store.release(&mut grant, None).await;
+        released.map_err(|error| error.if_maybe(true))?;
+    }
+    Ok(AcquireOutcome::Lost(grant.came_too_late()))
+}
+
 /// Returns the secret of the claim `id` for the lock `name`. Fails if the id was read from a store.
 pub(crate) fn secret_of(name: &LockName, id: Id) -> Result<Secret, Fault> {
     id.secret().ok_or_else(|| {

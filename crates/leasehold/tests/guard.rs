@@ -126,11 +126,11 @@ async fn a_cooldown_is_retried_for_the_lease_and_then_fails() {
     let lock = locker.lock("x").ttl(TTL);
     let guard = lock.acquire().await.unwrap();
     client.network.every(Kind::Write, Outcome::Dropped);
-    let resting = tokio::spawn(guard.release_with_cooldown(SECOND * 600));
+    let in_cooldown = tokio::spawn(guard.release_with_cooldown(SECOND * 600));
     client.env.sleep(SECOND * 12).await;
-    assert!(!resting.is_finished(), "given up while the lease still kept others out");
+    assert!(!in_cooldown.is_finished(), "given up while the lease still kept others out");
     client.network.heal();
-    assert_eq!(resting.await.unwrap().unwrap(), Released::Released);
+    assert_eq!(in_cooldown.await.unwrap().unwrap(), Released::Released);
     assert!(lock.try_acquire().await.unwrap_err().holder().unwrap().in_cooldown);
 
     let guard = lock.acquire().await.unwrap();

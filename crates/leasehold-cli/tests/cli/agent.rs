@@ -162,8 +162,8 @@ fn an_eviction_is_reported_and_ends_the_hold() {
     let sandbox = Sandbox::new();
     let mut agent = Agent::greeted(&sandbox);
     let held = agent.ask(json!({ "op": "try", "lock": "x", "ttl_ms": 6_000 }));
-    let broken = agent.ask(json!({ "op": "evict", "lock": "x", "token": held["token"] }));
-    assert_eq!(broken["was_held"], true, "{broken}");
+    let evicted = agent.ask(json!({ "op": "evict", "lock": "x", "token": held["token"] }));
+    assert_eq!(evicted["was_held"], true, "{evicted}");
     loop {
         let news = agent.await_for("hold", 1);
         if news["ev"] == "lost" {

@@ -45,6 +45,14 @@ pub(crate) struct Waiter {
     pub(crate) polls_ms: u64,
 }
 
+impl Waiter {
+    /// Returns the entry as JSON, for a store that has its own format of the line.
+    pub(crate) fn to_json(&self) -> Result<String, Fault> {
+        serde_json::to_string(self)
+            .map_err(|error| Fault::new(ErrorKind::Invalid, format!("a waiter for the line: {error}")))
+    }
+}
+
 impl Line {
     /// Parses a line.
     ///
@@ -83,7 +91,6 @@ impl Line {
     }
 
     /// Returns whether there are no entries, served or not.
-    #[allow(dead_code, reason = "only stores that keep the line with the record use it")]
     pub(crate) fn is_empty(&self) -> bool {
         self.waiters.is_empty()
     }

@@ -91,6 +91,30 @@ impl Content {
 }
 
 impl Record {
+    /// Returns the record of a lock that was never granted, and that processes wait for: only other clients have had it.
+    /// The next grant replaces it. Records may have been deleted before, so the token of that grant comes from the
+    /// server's clock.
+    pub(crate) fn never_granted() -> Self {
+        Self {
+            leasehold: FORMAT,
+            state: RecordState::Free,
+            token: Token::default(),
+            grant: Id::NONE,
+            heartbeat: 0,
+            nonce: Id::NONE,
+            ttl_ms: Ttl::DEFAULT.as_millis(),
+            lock_delay_ms: 0,
+            holder: Holder::default(),
+            granted_at_us: None,
+            renewed_at_us: None,
+            cooldown_ms: None,
+            unconfirmed: true,
+            awaited: true,
+            served: 0,
+            history: vec![],
+        }
+    }
+
     pub(crate) fn to_bytes(&self) -> Result<Bytes, Fault> {
         serde_json::to_vec(self).map(Bytes::from).map_err(|error| {
             Fault::new(ErrorKind::Invalid, format!("the lock record cannot be written: {error}"))
@@ -106,6 +130,26 @@ impl Record {
 
     pub(crate) fn lock_delay(&self) -> Duration {
         Duration::from_millis(self.lock_delay_ms)
+    }
+
+    /// Returns how long the record keeps others out if it is held and not renewed, as contenders measure it: its lease
+    /// and the lock delay.
+    pub(crate) fn span(&self) -> Duration {
+        self.ttl().contender_span() + self.lock_delay()
+    }
+
+    pub(crate) fn cooldown(&self) -> Duration {
+        Duration::from_millis(self.cooldown_ms.unwrap_or(0))
+    }
+
+    /// Returns for how long after this write the record keeps others out, on the store's clock, which may be set by
+    /// `margin`.
+    pub(crate) fn kept_for(&self, margin: Duration) -> Duration {
+        match self.state {
+            RecordState::Free => Duration::ZERO,
+            RecordState::Held => self.span().saturating_add(margin),
+            RecordState::Cooldown => self.cooldown(),
+        }
     }
 
     /// Adds an ended grant to the front of the history, and drops the grants beyond the limit.

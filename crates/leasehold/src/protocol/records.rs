@@ -10,11 +10,12 @@ use std::fmt;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
+use serde::{Deserialize, Serialize};
 
 pub(crate) use self::existence::ExistenceRecords;
 pub(crate) use self::json::JsonRecords;
 use super::line::{Line, Waiter};
-use super::record::{Content, Record};
+use super::record::{Content, Record, RecordState};
 use crate::clock::StoreTime;
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
@@ -138,9 +139,9 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// Returns whether the store keeps a line of waiters beside each record.
+    /// Returns whether the store keeps a line of waiters with or beside each record.
     fn has_lines(&self) -> bool {
-        false
+        self.claims() == Claims::InTurn
     }
 
     /// Reads the line of the waiters for `name`. Strongly consistent.
@@ -255,6 +256,37 @@ pub(crate) enum Written {
     Conflict(Refusal),
     /// The store may have lost a grant, so it grants nothing for this time. This request changed nothing.
     Withheld(Box<HolderInfo>),
+}
+
+/// What a write of a record changes, for a store whose conditions depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Change {
+    /// It grants the lock.
+    Grant,
+    /// It prolongs the grant that holds the lock.
+    Renew,
+    /// It frees the lock, at once or after a cooldown.
+    Free,
+}
+
+impl Change {
+    /// Returns what a write of `record` over `before` changes.
+    pub(crate) fn of(before: Option<&Record>, record: &Record) -> Self {
+        let is_same = |before: &Record| before.grant == record.grant && before.state == RecordState::Held;
+        match record.state {
+            RecordState::Held if before.is_some_and(is_same) => Self::Renew,
+            RecordState::Held => Self::Grant,
+            RecordState::Free | RecordState::Cooldown => Self::Free,
+        }
+    }
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Grant => "grant",
+            Self::Renew => "renew",
+            Self::Free => "free",
+        }
+    }
 }
 
 /// When a store can grant over a record that was not read.

@@ -121,18 +121,13 @@ pub(super) fn knows_age(record: &Record, store: Option<StoreTime>, rules: Rules)
 /// Returns how long after its last sign of life `record` may be granted to another claim. The first span is by
 /// observation on the contender's own clock. The second is by the store's clock, if the rules allow it.
 fn spans(record: &Record, rules: Rules) -> (Duration, Duration) {
-    match record.state {
-        RecordState::Free => (Duration::ZERO, Duration::ZERO),
+    let observed = match record.state {
+        RecordState::Free => Duration::ZERO,
         // The ttl of the record applies, not the contender's own.
-        RecordState::Held => {
-            let span = record.ttl().contender_span() + record.lock_delay();
-            (span, span.saturating_add(rules.margin))
-        }
-        RecordState::Cooldown => {
-            let cooldown = Duration::from_millis(record.cooldown_ms.unwrap_or(0));
-            (cooldown.mul_f64(1.0 + RATE_ERROR), cooldown)
-        }
-    }
+        RecordState::Held => record.span(),
+        RecordState::Cooldown => record.cooldown().mul_f64(1.0 + RATE_ERROR),
+    };
+    (observed, record.kept_for(rules.margin))
 }
 
 /// The result of judging a record for an acquisition.
@@ -167,7 +162,10 @@ pub(crate) fn judge<'a>(
         // Never taken over: the rules of its holder are unknown.
         Some(Content::Foreign { what, lasts, history }) => {
             let held = foreign(what, *lasts);
-            return spent(claim, history, Some(held.clone())).map_or(Claimed::Taken(held), Claimed::Lost);
+            return match spent(claim, history) {
+                Some(token) => Claimed::Lost(ended(claim, token, history, Some(held))),
+                None => Claimed::Taken(held),
+            };
         }
         Some(Content::Record(record)) => &**record,
     };
@@ -189,14 +187,14 @@ pub(crate) fn judge<'a>(
         };
     }
     let availability = availability(record, unchanged_for, store, rules);
-    let taken_by = match availability {
-        Availability::Taken { lapses_within } if record.state == RecordState::Held => {
-            Some(held(record, store, Some(lapses_within)))
-        }
-        _ => None,
-    };
-    if let Some(loss) = spent(claim, &record.history, taken_by) {
-        return Claimed::Lost(loss);
+    if let Some(token) = spent(claim, &record.history) {
+        let taken_by = match availability {
+            Availability::Taken { lapses_within } if record.state == RecordState::Held => {
+                Some(held(record, store, Some(lapses_within)))
+            }
+            _ => None,
+        };
+        return Claimed::Lost(ended(claim, token, &record.history, taken_by));
     }
     match availability {
         Availability::Grantable => {
@@ -211,8 +209,8 @@ pub(crate) fn judge<'a>(
             let unheard = attempts.iter().filter(|attempt| attempt.unknown).find(after);
             // A conflict does not prove that nothing was granted. The request may have arrived twice, and the other
             // copy may have been applied. The history shows that, as far back as it goes.
-            let ended = |past: &&PastGrant| past.grant == claim.id && past.end != End::Released;
-            let had = record.history.iter().find(ended).map(|past| past.token);
+            let was_held = |past: &&PastGrant| past.grant == claim.id && past.end != End::Released;
+            let had = record.history.iter().find(was_held).map(|past| past.token);
             match unheard.map(|attempt| attempt.token).or(had) {
                 Some(token) => {
                     let reason = LossReason::TakenOver { by: held };
@@ -224,10 +222,15 @@ pub(crate) fn judge<'a>(
     }
 }
 
-/// Returns the loss of a repeated claim whose grant is in the history. Such a claim is never granted again (rule 12).
-fn spent(claim: &Claim, history: &[PastGrant], taken_by: Option<HolderInfo>) -> Option<Loss> {
+/// Returns the token of a repeated claim whose grant is in the history. Such a claim is never granted again (rule 12).
+fn spent(claim: &Claim, history: &[PastGrant]) -> Option<Token> {
     let past = history.iter().find(|past| claim.repeatable && past.grant == claim.id)?;
-    Some(Loss::new(claim.name.clone(), past.token, LossReason::of(claim.id, Some(history), taken_by)))
+    Some(past.token)
+}
+
+/// Returns the loss of a claim whose grant with `token` is in the history.
+fn ended(claim: &Claim, token: Token, history: &[PastGrant], taken_by: Option<HolderInfo>) -> Loss {
+    Loss::new(claim.name.clone(), token, LossReason::of(claim.id, Some(history), taken_by))
 }
 
 /// The verdict on a record that the holder read after a renewal with an unclear outcome.
@@ -324,9 +327,7 @@ pub(crate) fn grant(
             && previous.state == RecordState::Held
             && !previous.unconfirmed
     }) {
-        // Contenders use the ttl of the record, so it must cover the lease of each repetition.
-        let ttl_ms = own.ttl_ms.max(claim.ttl.as_millis());
-        return Ok(Record { ttl_ms, ..renewed(own, store, nonce) });
+        return Ok(granted_again(own, claim, store, nonce));
     }
     // A grant reserves several tokens only if the record shows which ones were used before.
     let room = if highest_before(previous).is_some() { claim.tokens.clamp(1, MAX_TOKENS) } else { 1 };
@@ -360,6 +361,14 @@ pub(crate) fn grant(
     }
     let upper = store.map(|store| store.hi_us);
     Ok(Record { granted_at_us: upper, renewed_at_us: upper, unconfirmed: previous.is_none(), ..record })
+}
+
+/// Returns the record that grants `claim` once more, which already holds the lock with the record `own`. It keeps its
+/// token.
+pub(crate) fn granted_again(own: &Record, claim: &Claim, store: Option<StoreTime>, nonce: Id) -> Record {
+    // Contenders use the ttl of the record, so it must cover the lease of each repetition.
+    let ttl_ms = own.ttl_ms.max(claim.ttl.as_millis());
+    Record { ttl_ms, ..renewed(own, store, nonce) }
 }
 
 /// Returns the highest token that may have been used before a grant over `previous`. Returns `None` if this is unknown,

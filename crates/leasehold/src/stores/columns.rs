@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use crate::error::{ErrorKind, Fault};
-use crate::lease::{Holder, Id, PastGrant, Token, Ttl};
-use crate::protocol::record::{Content, FORMAT, Record, RecordState, parse};
+use crate::lease::{PastGrant, Token};
+use crate::protocol::record::{Content, Record, RecordState, parse};
 use crate::register::Version;
 
 /// The columns of a record that is written.
@@ -39,29 +39,6 @@ impl Columns {
         let text = serde_json::to_string(&bare).map_err(unwritten)?;
         let is_open = record.state == RecordState::Free && !record.unconfirmed;
         Ok(Self { version: Version::new(record.nonce.to_string()), record: text, history, is_open })
-    }
-}
-
-/// Returns the record of a lock that only other clients have had, and that processes wait for. The next grant replaces it.
-/// Records may have been deleted before, so the token of that grant comes from the server's clock.
-pub(super) fn never_granted() -> Record {
-    Record {
-        leasehold: FORMAT,
-        state: RecordState::Free,
-        token: Token::default(),
-        grant: Id::NONE,
-        heartbeat: 0,
-        nonce: Id::NONE,
-        ttl_ms: Ttl::DEFAULT.as_millis(),
-        lock_delay_ms: 0,
-        holder: Holder::default(),
-        granted_at_us: None,
-        renewed_at_us: None,
-        cooldown_ms: None,
-        unconfirmed: true,
-        awaited: true,
-        served: 0,
-        history: vec![],
     }
 }
 

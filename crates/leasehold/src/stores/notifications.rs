@@ -12,6 +12,9 @@ use tokio::sync::Notify;
 use crate::clock::Moment;
 use crate::env::Env;
 use crate::lease::Id;
+use crate::protocol::record::{Content, RecordState};
+use crate::protocol::records::{Found, Records};
+use crate::types::LockName;
 
 /// The process stops listening when none of its claims has waited for this long.
 pub(super) const UNUSED: Duration = Duration::from_secs(60);
@@ -128,6 +131,31 @@ impl Drop for Call {
             waiting.claims.remove(&self.key);
         }
         waiting.until = now;
+    }
+}
+
+/// Waits until `call` comes for its claim alone, or until a read shows that the lock is free and no other claim waits
+/// before `claim`. Reads after each call to all claims, and first of all if a call may have been missed.
+pub(super) async fn until_first(
+    records: &impl Records,
+    name: &LockName,
+    claim: Id,
+    call: Call,
+    missed: bool,
+) {
+    let mut reads = missed;
+    loop {
+        if reads
+            && let Ok(Some(Found { content: Content::Record(record), line, .. })) = records.read(name).await
+            && record.state == RecordState::Free
+            && line.is_none_or(|line| line.waiting(&record).next().is_none_or(|first| first.claim == claim))
+        {
+            return;
+        }
+        if call.called().await == Called::Alone {
+            return;
+        }
+        reads = true;
     }
 }
 

@@ -3,11 +3,13 @@
 use std::future::Future;
 use std::sync::Arc;
 
+use futures_util::future::ready;
 use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
 use crate::env::Env;
 use crate::error::StoreError;
 use crate::retry::retry;
+use crate::types::LockName;
 
 /// A page of a listing.
 pub(super) struct Page<T, P> {
@@ -43,4 +45,22 @@ where
         }
     });
     pages.map_ok(|items| stream::iter(items.into_iter().map(Ok))).try_flatten().boxed()
+}
+
+/// Lists the names of locks that begin with `prefix`, like [`items`]. Skips names that are not lock names: leasehold did
+/// not write them.
+#[allow(dead_code, reason = "only stores that sort names need it")]
+pub(super) fn lock_names<'a, F>(
+    env: &'a Env,
+    prefix: &str,
+    fetch: impl Fn(String, Option<String>) -> F + Send + Sync + 'a,
+    endless: fn() -> StoreError,
+) -> BoxStream<'a, Result<LockName, StoreError>>
+where
+    F: Future<Output = Result<Page<String, String>, StoreError>> + Send + 'a,
+{
+    let prefix = prefix.to_owned();
+    items(env, move |from| fetch(prefix.clone(), from), endless)
+        .try_filter_map(|name| ready(Ok(LockName::new(name).ok())))
+        .boxed()
 }

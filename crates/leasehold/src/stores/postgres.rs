@@ -16,6 +16,7 @@ mod server;
 mod sessions;
 mod sql;
 mod statements;
+mod store;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -30,12 +30,11 @@ mod tests;
 mod wait;
 mod waiters;
 
-use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::stream::{BoxStream, StreamExt, TryStreamExt};
+use futures_util::stream::BoxStream;
 use rusqlite::Connection;
 use tokio::task::spawn_blocking;
 
@@ -52,7 +51,7 @@ use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{
     AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, Id, LeaseStore, PollInterval, Released,
-    Renewal, Status, StoreOptions, Swept, Token,
+    Renewal, Status, StoreOptions, Swept, Token, in_time,
 };
 use crate::protocol::record::RecordState;
 use crate::protocol::rules;
@@ -187,7 +186,7 @@ impl LeaseStore for SqliteLeases {
         let (owned, machine, env) = (claim.clone(), Arc::clone(&self.machine), self.env.clone());
         let work = move |connection: &mut Connection| acquire::acquire(connection, &owned, &machine, &env);
         match self.database.run(&self.env, claim.store_timeout, Purpose::Write, work).await? {
-            AcquireOutcome::Granted(grant) => self.in_time(claim, grant).await,
+            AcquireOutcome::Granted(grant) => in_time(self, claim, grant).await,
             verdict => Ok(verdict),
         }
     }
@@ -255,22 +254,15 @@ impl LeaseStore for SqliteLeases {
     }
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
-        let prefix = prefix.to_owned();
-        let fetch = move |after: Option<String>| {
-            let prefix = prefix.clone();
-            async move {
-                let work = move |connection: &mut Connection| {
-                    row::names(connection, &prefix, after.as_deref(), PAGE)
-                };
-                let items = self.database.run(&self.env, STORE_TIMEOUT, Purpose::Read, work).await?;
-                let next = items.last().filter(|_| items.len() == PAGE as usize).cloned();
-                Ok(Page { items, next })
-            }
+        let fetch = async |prefix: String, after: Option<String>| {
+            let work =
+                move |connection: &mut Connection| row::names(connection, &prefix, after.as_deref(), PAGE);
+            let items = self.database.run(&self.env, STORE_TIMEOUT, Purpose::Read, work).await?;
+            let next = items.last().filter(|_| items.len() == PAGE as usize).cloned();
+            Ok(Page { items, next })
         };
         let endless = || Fault::new(ErrorKind::Corrupt, "the file lists a name twice").not_applied();
-        let names = pages::items(&self.env, fetch, endless);
-        // Skips names that are not lock names. leasehold did not write them.
-        names.try_filter_map(|name| ready(Ok(LockName::new(name).ok()))).boxed()
+        pages::lock_names(&self.env, prefix, fetch, endless)
     }
 
     async fn init(&self) -> Result<(), StoreError> {

@@ -11,9 +11,8 @@ use super::line::Front;
 use super::{Overwrite, Reading, RegisterLeases, Sent};
 use crate::clock::StoreTime;
 use crate::error::{Fault, StoreError};
-use crate::lease::MAX_TOKENS;
 use crate::lease::{
-    AcquireOutcome, Claim, Grant, HolderInfo, Id, LeaseStore, Loss, LossReason, Renewal, deadline,
+    AcquireOutcome, Claim, Grant, Id, LeaseStore, Loss, LossReason, MAX_TOKENS, Renewal, deadline, in_time,
 };
 use crate::register::Version;
 use crate::retry::RetryBudget;
@@ -25,12 +24,8 @@ const FLOOR_TRIES: usize = 5;
 
 /// The next step of an acquisition.
 enum Next {
-    /// The lock is granted.
-    Done(Grant),
-    /// The lock was granted too late to be used. It was released unless the claim is repeatable.
-    Late(Loss),
-    /// The store grants nothing at the moment.
-    Withheld(Box<HolderInfo>),
+    /// End with this outcome.
+    Done(Box<AcquireOutcome>),
     /// Judge the record that was read.
     Judge(Box<Reading>),
     /// Read the record.
@@ -54,9 +49,7 @@ impl RegisterLeases {
         let mut latest: Option<Id> = None;
         loop {
             let mut reading = match next {
-                Next::Done(grant) => return Ok(AcquireOutcome::Granted(grant)),
-                Next::Late(loss) => return Ok(AcquireOutcome::Lost(loss)),
-                Next::Withheld(why) => return Ok(AcquireOutcome::Held(*why)),
+                Next::Done(outcome) => return Ok(*outcome),
                 Next::Judge(reading) => reading,
                 Next::Read => {
                     is_old = false;
@@ -147,7 +140,7 @@ impl RegisterLeases {
             }
             // An earlier request may have been granted.
             Sent::Withheld(_) if attempts.iter().any(|attempt| attempt.unknown) => Some(Next::Read),
-            Sent::Withheld(why) => Some(Next::Withheld(why)),
+            Sent::Withheld(why) => Some(Next::Done(Box::new(AcquireOutcome::Held(*why)))),
             Sent::Unclear(Some(reading)) => Some(Next::Judge(reading)),
             Sent::Unclear(None) => Some(Next::Read),
             Sent::Again => None,
@@ -166,39 +159,32 @@ impl RegisterLeases {
         budget: &mut RetryBudget<'_>,
     ) -> Result<Next, StoreError> {
         let now = self.now();
-        match known {
-            Some(observation) => {
-                let unchanged_for = observation.unchanged_for(now);
-                let free =
-                    rules::availability(&observation.record, unchanged_for, self.store_time(), self.rules)
-                        == Availability::Grantable;
-                // The token of a grant over an unconfirmed record comes from the store's clock. That clock is known
-                // best right after a response.
-                let Record { state, grant, unconfirmed, .. } = observation.record;
-                let first =
-                    observation.line.as_ref().and_then(|line| line.waiting(&observation.record).next());
-                let is_reserved = first.is_some_and(|first| first.claim != claim.id);
-                // In turn, the store itself decides on a free lock, unless a poll has just shown that another claim is
-                // first.
-                let decides =
-                    self.claims_in_turn() && state == RecordState::Free && !(has_polled && is_reserved);
-                if (free || has_polled) && grant != claim.id && !unconfirmed && !decides {
-                    let found = Some(Content::Record(Box::new(observation.record.clone())));
-                    let reading = Reading { found, observation: Some(observation), at: now };
-                    return Ok(Next::Judge(Box::new(reading)));
-                }
-                match self.records.claims() {
-                    Claims::InTurn => self.claim_unread(claim, attempts, budget).await,
-                    Claims::Free | Claims::Never => Ok(Next::Read),
-                }
+        let is_known = known.is_some();
+        if let Some(observation) = known {
+            let unchanged_for = observation.unchanged_for(now);
+            let free = rules::availability(&observation.record, unchanged_for, self.store_time(), self.rules)
+                == Availability::Grantable;
+            // The token of a grant over an unconfirmed record comes from the store's clock. That clock is known
+            // best right after a response.
+            let Record { state, grant, unconfirmed, .. } = observation.record;
+            let first = observation.line.as_ref().and_then(|line| line.waiting(&observation.record).next());
+            let is_reserved = first.is_some_and(|first| first.claim != claim.id);
+            // In turn, the store itself decides on a free lock, unless a poll has just shown that another claim is
+            // first.
+            let decides = self.claims_in_turn() && state == RecordState::Free && !(has_polled && is_reserved);
+            if (free || has_polled) && grant != claim.id && !unconfirmed && !decides {
+                let found = Some(Content::Record(Box::new(observation.record.clone())));
+                let reading = Reading { found, observation: Some(observation), at: now };
+                return Ok(Next::Judge(Box::new(reading)));
             }
-            None => match self.records.claims() {
-                Claims::InTurn => self.claim_unread(claim, attempts, budget).await,
-                // Only the record shows whether the grant of a repeated claim has ended.
-                Claims::Free if !claim.repeatable => self.claim_unread(claim, attempts, budget).await,
-                Claims::Free | Claims::Never => Ok(Next::Read),
-            },
         }
+        let unread = match self.records.claims() {
+            Claims::InTurn => true,
+            // Only the record shows whether the grant of a repeated claim has ended.
+            Claims::Free => !is_known && !claim.repeatable,
+            Claims::Never => false,
+        };
+        if unread { self.claim_unread(claim, attempts, budget).await } else { Ok(Next::Read) }
     }
 
     /// Writes a grant over any free record.
@@ -286,27 +272,7 @@ impl RegisterLeases {
                 }
             }
         }
-        self.in_time(claim, grant).await
-    }
-
-    /// Returns `grant`, unless its deadline passed while its response was under way. In that case the grant is
-    /// released, unless its claim is repeatable.
-    async fn in_time(&self, claim: &Claim, mut grant: Grant) -> Result<Next, StoreError> {
-        if !grant.deadline.passed(self.now()) {
-            return Ok(Next::Done(grant));
-        }
-        if claim.repeatable {
-            // Rule 12: a repetition of the claim may have the same grant on a machine with a slower clock.
-            return Ok(Next::Late(grant.came_too_late()));
-        }
-        tracing::debug!(lock = %grant.name, token = %grant.token, "granted too late; releasing");
-        match self.release(&mut grant, None).await {
-            Ok(_) => Ok(Next::Late(grant.came_too_late())),
-            // The grant is valid, whatever happened to its release.
-            Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => {
-                Err(fault.maybe_applied())
-            }
-        }
+        Ok(Next::Done(Box::new(in_time(self, claim, grant).await?)))
     }
 
     /// Returns the lower bound of a token for which no record shows the tokens that were granted before.

@@ -145,8 +145,8 @@ fn withheld(seen: &HolderInfo) -> Option<Duration> {
 type Freed<'a> = BoxFuture<'a, ()>;
 
 impl RegisterLeases {
-    /// Waits for `pause`, or until `freed` completes, and returns whether it has. After that, `freed` is started again only after a full pause.
-    /// Otherwise an outdated report of the store would cause polls without any pause.
+    /// Waits for `pause`, or until `freed` completes, and returns whether it has. After that, `freed` is started again
+    /// only after a full pause. Otherwise an outdated report of the store would cause polls without any pause.
     async fn pause<'a>(
         &'a self,
         name: &'a LockName,
@@ -173,8 +173,8 @@ impl RegisterLeases {
     }
 
     /// Reads the record for a waiter, and makes sure that `claim` has a place in the line. Also returns whether the
-    /// store failed, and whether the claim has just joined. If it `joins`, the request that adds it to the line also reads. Runs in a task, because a caller that stops polling the
-    /// future must not keep its permit.
+    /// store failed, and whether the claim has just joined. If it `joins`, the request that adds it to the line also
+    /// reads. Runs in a task, because a caller that stops polling the future must not keep its permit.
     async fn poll(
         &self,
         name: &LockName,

@@ -134,7 +134,7 @@ fn own(item: &Item, ours: &Item, version: &str) -> Result<Record, Fault> {
             .ok_or_else(|| corrupt("leasehold.grant"))?,
         // A larger value would overflow when it is incremented.
         heartbeat: number(ours, "heartbeat")
-            .filter(|&beat| beat < Token::LIMIT)
+            .filter(|&heartbeat| heartbeat < Token::LIMIT)
             .ok_or_else(|| corrupt("leasehold.heartbeat"))?,
         nonce: from_uuid(version).ok_or_else(|| corrupt(VERSION))?,
         ttl_ms: ttl_ms.ok_or_else(|| corrupt("leasehold.ttl"))?,

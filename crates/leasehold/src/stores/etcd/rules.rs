@@ -275,7 +275,7 @@ mod tests {
         assert_eq!((place.create, place.before), (8, None), "we do not wait for its end");
     }
 
-    fn resting() -> KeyValue {
+    fn in_cooldown() -> KeyValue {
         let value =
             Value::of(&claim(), Standing::Granted).in_cooldown(token_of(5).unwrap(), Duration::from_secs(60));
         KeyValue { value: value.to_bytes().unwrap(), ..own(5, Standing::Granted) }
@@ -283,8 +283,9 @@ mod tests {
 
     #[test]
     fn our_own_cooldown_holds_like_any_other() {
-        let resting = resting();
-        let Step::Held(held, None) = refused(Some(resting.clone()), Some(resting), None, false) else {
+        let in_cooldown = in_cooldown();
+        let Step::Held(held, None) = refused(Some(in_cooldown.clone()), Some(in_cooldown), None, false)
+        else {
             panic!()
         };
         assert!(held.in_cooldown);
@@ -328,7 +329,11 @@ mod tests {
         assert_eq!(told(Some(mark), Some(foreign(9))), LossReason::Ended);
         assert!(matches!(told(None, Some(foreign(9))), LossReason::TakenOver { .. }));
         assert_eq!(told(None, Some(key("p/a/b/1", 9, Vec::new()))), LossReason::Deleted);
-        assert_eq!(told(None, Some(resting())), LossReason::Deleted, "a resting lock was not taken over");
+        assert_eq!(
+            told(None, Some(in_cooldown())),
+            LossReason::Deleted,
+            "a lock in its cooldown was not taken over"
+        );
         assert_eq!(told(None, None), LossReason::Deleted);
     }
 }

@@ -220,12 +220,12 @@ mod tests {
             lease: 7,
         };
         let rest = granted.clone().in_cooldown(Token::new(5).unwrap(), Duration::from_secs(60));
-        let (first, resting) = (key(granted, 5), key(rest, 9));
-        let mut left = value::held(&resting);
+        let (first, in_cooldown) = (key(granted, 5), key(rest, 9));
+        let mut left = value::held(&in_cooldown);
         left.held_for = Some(Duration::from_secs(40));
         left.lapses_within = Some(Duration::from_secs(20));
         let seen = State::Held(left);
-        assert!(is_still(Some(&resting), &seen));
+        assert!(is_still(Some(&in_cooldown), &seen));
         assert!(!is_still(Some(&first), &seen) && !is_still(None, &seen));
         assert!(is_still(Some(&first), &State::Held(value::held(&first))));
         assert!(!is_still(

@@ -232,10 +232,10 @@ pub(super) fn spec(record: &Record, over: Option<(&Revision, Option<&Record>)>) 
     let transitions = if over.is_some() && same.is_none() { earlier.saturating_add(1) } else { earlier };
     let (holder, span) = match record.state {
         RecordState::Free => (String::new(), Duration::ZERO),
-        RecordState::Held => (identity(record), record.ttl().contender_span() + record.lock_delay() + UNSEEN),
+        RecordState::Held => (identity(record), record.span() + UNSEEN),
         RecordState::Cooldown => {
-            let cooldown = Duration::from_millis(record.cooldown_ms.unwrap_or(0));
-            (format!("cooldown after {}", identity(record)), cooldown.mul_f64(1.0 + RATE_ERROR) + UNSEEN)
+            let span = record.cooldown().mul_f64(1.0 + RATE_ERROR) + UNSEEN;
+            (format!("cooldown after {}", identity(record)), span)
         }
     };
     // Shows a free lock as client-go does on a release: no holder, and one second.

@@ -7,30 +7,28 @@
 //! The steps are sent as writes to a [`Register`], so that the testkit's networks can lose, delay and repeat them. The
 //! metadata of such a write has the step, and the version that it returns is the response.
 
+mod client;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use serde::{Deserialize, Serialize};
 
-use crate::clock::{Moment, StoreClock, StoreTime, micros};
+pub use self::client::leases;
+use crate::clock::{Moment, StoreTime, micros};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{
-    Capabilities, HolderInfo, Id, MAX_WAITERS, PollInterval, StoreOptions, Token, attempt_limit,
-};
-use crate::protocol::RegisterLeases;
+use crate::lease::{Id, MAX_WAITERS, PollInterval, Token};
 use crate::protocol::line::{Line, Waiter};
-use crate::protocol::record::{Content, Record, RecordState};
-use crate::protocol::records::{Claims, Found, Records, Refusal, Written};
+use crate::protocol::record::{Record, RecordState};
+use crate::protocol::records::Change;
 use crate::register::{
-    Body, Deleted, Head, Metadata, Precondition, Register, RegisterCapabilities, Version, VersionedValue,
-    Write,
+    Body, Deleted, Head, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
 };
-use crate::types::LockName;
 
 /// The poll interval of waiters.
 const POLL_INTERVAL: PollInterval =
@@ -88,7 +86,7 @@ enum Step {
     /// Writes the record if the stored one has the nonce `expect`.
     Write {
         expect: Option<Id>,
-        kind: Kind,
+        change: Change,
         limits: Limits,
     },
     /// Writes the record over any free one, if no other claim comes first.
@@ -106,19 +104,12 @@ enum Step {
     },
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Kind {
-    Grant,
-    Renew,
-    Free,
-}
-
 /// The limits of a step that makes or prolongs a lease.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Limits {
     /// The time from which on it is too late.
     too_late_us: u64,
-    lease_us: u64,
+    kept_us: u64,
     /// For a renewal, the lease that it prolongs. Once it has lapsed, another client may have held the lock.
     prolonged_us: Option<u64>,
 }
@@ -215,13 +206,13 @@ impl MemoryServer {
                 live.row(name).line.retain(|waiter| waiter.claim != *claim);
                 Outcome::Done(None)
             }
-            (Step::Write { expect, kind, limits }, Some(record)) => {
+            (Step::Write { expect, change, limits }, Some(record)) => {
                 let is_right = live.row(name).record.as_ref().map(|there| there.nonce) == *expect;
-                self.write(&mut live, name, *kind, *limits, is_right.then_some((record, None)), now_us)
+                self.write(&mut live, name, *change, *limits, is_right.then_some((record, None)), now_us)
             }
             (Step::Claim { tokens, barges, limits }, Some(record)) => {
                 let granted = live.row(name).claimed(record, *tokens, *barges, now_us);
-                self.write(&mut live, name, Kind::Grant, *limits, granted, now_us)
+                self.write(&mut live, name, Change::Grant, *limits, granted, now_us)
             }
             (Step::Read | Step::Write { .. } | Step::Claim { .. }, _) => Outcome::Refused,
         };
@@ -241,19 +232,19 @@ impl MemoryServer {
         &self,
         live: &mut Live,
         name: &str,
-        kind: Kind,
+        change: Change,
         limits: Limits,
         record: Option<(Record, Option<Token>)>,
         now_us: u64,
     ) -> Outcome {
-        let (holds, foreign) = (kind != Kind::Free, live.row(name).foreign_at(now_us).is_some());
+        let (holds, foreign) = (change != Change::Free, live.row(name).foreign_at(now_us).is_some());
         let written_us = live.row(name).record.as_ref().and_then(|record| record.renewed_at_us).unwrap_or(0);
-        let has_lapsed = limits.prolonged_us.is_some_and(|lease_us| now_us >= written_us + lease_us);
+        let has_lapsed = limits.prolonged_us.is_some_and(|kept_us| now_us >= written_us + kept_us);
         let is_late = has_lapsed || now_us >= limits.too_late_us;
         let Some((record, after)) = record.filter(|_| !(holds && (foreign || is_late))) else {
             return Outcome::Refused;
         };
-        if kind == Kind::Grant
+        if change == Change::Grant
             && let Some(left_us) = live.withholds(micros(self.failover_grace), now_us)
         {
             return Outcome::Withheld { left_us };
@@ -264,12 +255,7 @@ impl MemoryServer {
         }
         let row = live.row(name);
         if !foreign {
-            let lasts_us = match record.state {
-                RecordState::Held => limits.lease_us,
-                RecordState::Cooldown => record.cooldown_ms.unwrap_or(0).saturating_mul(1_000),
-                RecordState::Free => 0,
-            };
-            row.owner = Some((record.grant.to_string(), now_us.saturating_add(lasts_us)));
+            row.owner = Some((record.grant.to_string(), now_us.saturating_add(limits.kept_us)));
         }
         row.record = Some(record);
         Outcome::Done(after)
@@ -317,10 +303,7 @@ impl Row {
         now_us: u64,
     ) -> Option<(Record, Option<Token>)> {
         let line = Line::of(self.line.clone());
-        let before = match &self.record {
-            Some(before) => before.clone(),
-            None => Record { grant: Id::NONE, served: 0, token: Token::default(), ..record.clone() },
-        };
+        let before = self.record.clone().unwrap_or_else(Record::never_granted);
         let first = line.waiting(&before).next();
         if self.record.is_some()
             && (before.state != RecordState::Free
@@ -401,191 +384,4 @@ impl Register for MemoryServer {
 
 fn not_a_step() -> StoreError {
     Fault::new(ErrorKind::Invalid, "not a step of a lock, or its response").not_applied()
-}
-
-/// Opens leases on a [`MemoryServer`] behind `network`.
-pub fn leases(network: Arc<dyn Register>, options: StoreOptions) -> RegisterLeases {
-    let (env, margin) = (options.env.clone(), options.margin);
-    RegisterLeases::on(
-        Arc::new(ServerRecords { network, env, margin, clock: StoreClock::default() }),
-        options,
-    )
-}
-
-/// The records of a [`MemoryServer`], for one client.
-#[derive(Debug)]
-struct ServerRecords {
-    network: Arc<dyn Register>,
-    env: Env,
-    margin: Duration,
-    clock: StoreClock,
-}
-
-impl ServerRecords {
-    async fn ask(&self, name: &LockName, step: &Step, record: Option<&Record>) -> Result<Answer, StoreError> {
-        let sent = self.env.now();
-        let bytes = record.map(Record::to_bytes).transpose().map_err(Fault::not_applied)?.unwrap_or_default();
-        let mut metadata = Metadata::default();
-        let step = serde_json::to_string(step).map_err(|_| not_a_step())?;
-        metadata.user.insert(STEP.to_owned(), step);
-        let body = Body { bytes, metadata };
-        let Write::Committed(answer) = self.network.write(name.as_str(), Precondition::Absent, body).await?
-        else {
-            return Err(not_a_step());
-        };
-        let answer: Answer = serde_json::from_str(answer.as_str()).map_err(|_| not_a_step())?;
-        self.clock.observe(answer.now_us, Duration::from_micros(1), sent, self.env.now());
-        Ok(answer)
-    }
-
-    /// Returns the limits of a step that writes `record` over `before`.
-    fn limits(&self, kind: Kind, record: &Record, before: Option<&Record>) -> Limits {
-        let span =
-            |record: &Record| micros(record.ttl().contender_span() + self.margin + record.lock_delay());
-        let now_us = self.clock.bounds(self.env.now()).map_or(0, |time| time.lo_us);
-        let too_late_us = now_us.saturating_add(micros(attempt_limit(record.ttl())));
-        let prolonged_us = before.filter(|_| kind == Kind::Renew).map(span);
-        Limits { too_late_us, lease_us: span(record), prolonged_us }
-    }
-}
-
-impl Answer {
-    fn found(self) -> Option<Found> {
-        let line = Some(Line::of(self.line));
-        if let Some(us) = self.foreign_us {
-            let history = self.record.map(|record| record.history).unwrap_or_default();
-            let (what, lasts) = ("another client".to_owned(), Some(Duration::from_micros(us)));
-            let content = Content::Foreign { what, lasts, history };
-            return Some(Found { content, version: Version::new(""), line });
-        }
-        let record = self.record?;
-        let version = Version::new(record.nonce.to_string());
-        Some(Found { content: Content::Record(Box::new(record)), version, line })
-    }
-
-    fn refused(self) -> Written {
-        match self.outcome {
-            Outcome::Withheld { left_us } => {
-                let lapses_within = Some(Duration::from_micros(left_us));
-                let held = HolderInfo { lapses_within, withheld: true, ..HolderInfo::default() };
-                Written::Withheld(Box::new(held))
-            }
-            _ => Written::Conflict(self.found().map_or(Refusal::Absent, Refusal::Found)),
-        }
-    }
-}
-
-#[async_trait]
-impl Records for ServerRecords {
-    async fn read(&self, name: &LockName) -> Result<Option<Found>, StoreError> {
-        Ok(self.ask(name, &Step::Read, None).await?.found())
-    }
-
-    async fn write(
-        &self,
-        name: &LockName,
-        expect: Precondition<'_>,
-        before: Option<&Record>,
-        record: &Record,
-    ) -> Result<Written, StoreError> {
-        let is_same = |before: &Record| before.grant == record.grant && before.state == RecordState::Held;
-        let kind = match record.state {
-            RecordState::Held if before.is_some_and(is_same) => Kind::Renew,
-            RecordState::Held => Kind::Grant,
-            RecordState::Free | RecordState::Cooldown => Kind::Free,
-        };
-        let expect = match expect {
-            Precondition::Absent => None,
-            Precondition::Version(version) => version.as_str().parse().ok(),
-        };
-        let step = Step::Write { expect, kind, limits: self.limits(kind, record, before) };
-        let answer = self.ask(name, &step, Some(record)).await?;
-        let renewed_at_us = Some(answer.now_us);
-        Ok(match answer.outcome {
-            Outcome::Done(_) => Written::Committed {
-                record: Box::new(Record { renewed_at_us, ..record.clone() }),
-                version: Version::new(record.nonce.to_string()),
-            },
-            Outcome::Refused | Outcome::Withheld { .. } => answer.refused(),
-        })
-    }
-
-    async fn claim(
-        &self,
-        name: &LockName,
-        record: &Record,
-        tokens: u64,
-        barges: bool,
-    ) -> Result<Written, StoreError> {
-        let step = Step::Claim { tokens, barges, limits: self.limits(Kind::Grant, record, None) };
-        let answer = self.ask(name, &step, Some(record)).await?;
-        Ok(match answer {
-            Answer { outcome: Outcome::Done(after), record: Some(record), .. } => {
-                let version = Version::new(record.nonce.to_string());
-                Written::Granted { record: Box::new(record), version, after }
-            }
-            answer => answer.refused(),
-        })
-    }
-
-    fn claims(&self) -> Claims {
-        Claims::InTurn
-    }
-
-    async fn join(
-        &self,
-        name: &LockName,
-        waiter: &Waiter,
-        most_ms: u64,
-    ) -> Result<Option<Found>, StoreError> {
-        Ok(self.ask(name, &Step::Join { waiter: waiter.clone(), most_ms }, None).await?.found())
-    }
-
-    async fn leave(&self, name: &LockName, claim: Id) -> Result<(), StoreError> {
-        self.ask(name, &Step::Leave { claim }, None).await.map(drop)
-    }
-
-    fn others_leave_no_trace(&self) -> bool {
-        true
-    }
-
-    fn loses_writes(&self) -> bool {
-        true
-    }
-
-    fn has_lines(&self) -> bool {
-        true
-    }
-
-    fn list(&self, _prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
-        stream::empty().boxed()
-    }
-
-    /// Learns the server's time.
-    async fn prepare(&self) -> Result<(), StoreError> {
-        if self.store_time().is_some() {
-            return Ok(());
-        }
-        let Ok(unused) = LockName::new("unused") else { return Ok(()) };
-        self.ask(&unused, &Step::Read, None).await.map(drop)
-    }
-
-    async fn trust(&self) -> Result<(), StoreError> {
-        Ok(())
-    }
-
-    fn store_time(&self) -> Option<StoreTime> {
-        self.clock.bounds(self.env.now())
-    }
-
-    fn env(&self) -> &Env {
-        &self.env
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        let mut capabilities = Capabilities::new("a server in memory", POLL_INTERVAL);
-        capabilities.line = Some("the server's memory");
-        capabilities.permits_in_order = true;
-        capabilities
-    }
 }

@@ -98,7 +98,7 @@ impl Cells {
             }
             None if is_ours => return Err("there is no version".to_owned()),
             None if line.is_empty() => return Ok(None),
-            None => columns::never_granted(),
+            None => Record::never_granted(),
         };
         let version = Version::new(self.version.clone().unwrap_or_default());
         let version = version_of(&version, &self.locked_by);
@@ -269,7 +269,7 @@ mod tests {
         let never_ours = Cells { version: None, until_us: Some(0), ..theirs };
         assert!(never_ours.content().unwrap().is_none());
         let awaited = Cells { line: Some(entry(1, "500", "{}")), ..never_ours };
-        assert_eq!(read(&awaited), columns::never_granted());
+        assert_eq!(read(&awaited), Record::never_granted());
     }
 
     #[test]

@@ -6,11 +6,11 @@ use tokio_postgres::error::SqlState;
 use super::config::Table;
 use super::connect::Link;
 use super::errors::{self, Effect};
-use super::records::PostgresStore;
 use super::row::cell;
 use super::server;
 use super::sql::OWN_COLUMNS;
 use super::statements::text;
+use super::store::PostgresStore;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::retry::RetryBudget;
 

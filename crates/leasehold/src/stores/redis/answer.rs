@@ -52,7 +52,7 @@ impl Answer {
         let Some(version) = self.field("version") else {
             // Processes wait for a lock that only other clients have held.
             let awaited = self.field("line").is_some_and(|line| !line.is_empty());
-            let content = Content::Record(Box::new(columns::never_granted()));
+            let content = Content::Record(Box::new(Record::never_granted()));
             return Ok(awaited.then(|| Found { content, version: Version::new(""), line }));
         };
         let record = self.record().map_err(|why| garbled(&why, key))?;
@@ -214,7 +214,7 @@ mod tests {
         let found = answer.found("k").unwrap().unwrap();
         assert_eq!(
             (found.version.as_str(), found.content),
-            ("", Content::Record(Box::new(columns::never_granted())))
+            ("", Content::Record(Box::new(Record::never_granted())))
         );
         answer.fields[8] = None;
         assert!(answer.found("k").unwrap().is_none());

@@ -38,7 +38,7 @@ impl RedisRecords {
         let (server, grace) = (&link.server, self.links().connector.location.failover_grace);
         examined.push(primary(server, &link.host));
         examined.push(eviction(server));
-        let lease = self.span(ttl, Duration::ZERO);
+        let lease = ttl.contender_span() + self.margin;
         examined.push(failover(server, grace, lease, self.least_replicas(&link).await));
         examined.push(durability(server, grace));
         examined.push(self.permissions(ttl).await?);

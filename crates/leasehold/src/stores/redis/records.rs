@@ -1,11 +1,10 @@
 //! The records of one database.
 
-use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::stream::{BoxStream, StreamExt, TryStreamExt};
+use futures_util::stream::BoxStream;
 use redis::{Script, ScriptInvocation, Value};
 
 use super::POLL_INTERVAL;
@@ -19,16 +18,16 @@ use super::server::ServerInfo;
 use crate::clock::{StoreTime, micros};
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
-use crate::error::{Error, ErrorKind, Fault, StoreError};
-use crate::lease::{Capabilities, Claim, Id, Token, Ttl, attempt_limit};
+use crate::error::{Error, Fault, StoreError};
+use crate::lease::{Capabilities, Claim, Id, Token, attempt_limit};
 use crate::protocol::line::Waiter;
 use crate::protocol::record::{Content, Record, RecordState};
-use crate::protocol::records::{Claims, Found, Records, Refusal, Written};
+use crate::protocol::records::{Change, Claims, Found, Records, Refusal, Written};
 use crate::protocol::rules::unseen_grant;
 use crate::register::{Precondition, Version};
 use crate::stores::columns::Columns;
 use crate::stores::grace;
-use crate::stores::notifications::Called;
+use crate::stores::notifications::until_first;
 use crate::stores::pages::{self, Page};
 use crate::types::LockName;
 use crate::worker::OnWorker;
@@ -50,7 +49,7 @@ pub(super) struct RedisRecords {
     scripts: Scripts,
     pub(super) env: Env,
     /// How far the server's clock may be set ahead without ending a lease early.
-    margin: Duration,
+    pub(super) margin: Duration,
 }
 
 impl RedisRecords {
@@ -96,13 +95,8 @@ impl Records for RedisRecords {
         before: Option<&Record>,
         record: &Record,
     ) -> Result<Written, StoreError> {
-        let is_same = |before: &Record| before.grant == record.grant && before.state == RecordState::Held;
-        let step = match record.state {
-            RecordState::Held if before.is_some_and(is_same) => Step::Renew,
-            RecordState::Held => Step::Grant,
-            RecordState::Free | RecordState::Cooldown => Step::Free,
-        };
-        self.write_as(step, name, expected(expect), before, record, record.token.get()).await
+        let change = Change::of(before, record);
+        self.write_as(change, name, expected(expect), before, record, record.token.get()).await
     }
 
     async fn claim(
@@ -114,7 +108,7 @@ impl Records for RedisRecords {
     ) -> Result<Written, StoreError> {
         // The free record keeps its history, and the script takes the flag instead of a number.
         let record = Record { served: u64::from(barges), ..record.clone() };
-        self.write_as(Step::Grant, name, ANY_FREE, Some(&record), &record, tokens).await
+        self.write_as(Change::Grant, name, ANY_FREE, Some(&record), &record, tokens).await
     }
 
     fn claims(&self) -> Claims {
@@ -136,9 +130,7 @@ impl Records for RedisRecords {
         waiter: &Waiter,
         most_ms: u64,
     ) -> Result<Option<Found>, StoreError> {
-        let entry = serde_json::to_string(waiter).map_err(|error| {
-            Fault::new(ErrorKind::Invalid, format!("a waiter for the line: {error}")).not_applied()
-        })?;
+        let entry = waiter.to_json().map_err(Fault::not_applied)?;
         let mut script = self.about(&self.scripts.join, name);
         script.arg(waiter.claim.to_string()).arg(waiter.polls_ms).arg(most_ms).arg(entry);
         self.ask(&script).await?.found(&self.record_of(name)).map_err(Fault::maybe_applied)
@@ -155,36 +147,16 @@ impl Records for RedisRecords {
         // Registers before the read, so that no call is missed.
         let call = self.links().calls.expect(claim);
         let _ = self.worker.run(|links| async move { links.listen() }).await;
-        loop {
-            if let Ok(Some(Found { content: Content::Record(record), line, .. })) = self.read(name).await
-                && record.state == RecordState::Free
-                && line
-                    .is_none_or(|line| line.waiting(&record).next().is_none_or(|first| first.claim == claim))
-            {
-                return;
-            }
-            if call.called().await == Called::Alone {
-                return;
-            }
-        }
+        until_first(self, name, claim, call, true).await;
     }
 
     fn calls_the_first(&self) -> bool {
         true
     }
 
-    fn has_lines(&self) -> bool {
-        true
-    }
-
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
-        let prefix = prefix.to_owned();
-        let fetch = move |from| {
-            let prefix = prefix.clone();
-            async move { self.page(&prefix, from).await }
-        };
-        let names = pages::items(&self.env, fetch, || unreadable().not_applied());
-        names.try_filter_map(|name| ready(Ok(LockName::new(name).ok()))).boxed()
+        let fetch = async |prefix: String, from| self.page(&prefix, from).await;
+        pages::lock_names(&self.env, prefix, fetch, || unreadable().not_applied())
     }
 
     async fn discard(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
@@ -235,24 +207,6 @@ fn expected(precondition: Precondition<'_>) -> &str {
     }
 }
 
-/// What a write of a record is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    Grant,
-    Renew,
-    Free,
-}
-
-impl Step {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Grant => "grant",
-            Self::Renew => "renew",
-            Self::Free => "free",
-        }
-    }
-}
-
 impl RedisRecords {
     /// Returns the key of the string that other clients use too.
     fn lock(&self, name: &str) -> String {
@@ -292,11 +246,6 @@ impl RedisRecords {
         self.asked(&link, script).await
     }
 
-    /// Returns the lease of a grant with this ttl, on the server's clock.
-    pub(super) fn span(&self, ttl: Ttl, lock_delay: Duration) -> Duration {
-        ttl.contender_span() + self.margin + lock_delay
-    }
-
     /// Checks that a lease of `span` ends within the failover grace. If the server has replicas, it may renew leases
     /// for a while after it was cut off.
     fn check_grace(
@@ -312,7 +261,7 @@ impl RedisRecords {
     /// Writes `record` over the version `expect`. `token` is its token, or how many tokens it gets over any free record.
     async fn write_as(
         &self,
-        step: Step,
+        change: Change,
         name: &LockName,
         expect: &str,
         before: Option<&Record>,
@@ -322,27 +271,21 @@ impl RedisRecords {
         let began = self.env.now();
         let fields = Columns::of(record, before).map_err(Fault::not_applied)?;
         let link = self.link().await?;
-        let span = self.span(record.ttl(), record.lock_delay());
-        if step == Step::Grant {
-            self.check_grace(span, &link.server, link.server.replicas > 0)?;
+        let kept = record.kept_for(self.margin);
+        if change == Change::Grant {
+            self.check_grace(kept, &link.server, link.server.replicas > 0)?;
         }
         let location = &self.links().connector.location;
-        let string = match record.state {
-            RecordState::Held => span,
-            RecordState::Cooldown => Duration::from_millis(record.cooldown_ms.unwrap_or(0)),
-            RecordState::Free => Duration::ZERO,
-        };
-        let calls = step == Step::Free && location.notifies;
+        let calls = change == Change::Free && location.notifies;
         let now = self.env.now();
         let left = attempt_limit(record.ttl()).saturating_sub(now.longest_since(began));
         let too_late = self.links().clock_us(now).saturating_add(micros(left));
-        let prolonged = before.filter(|_| step == Step::Renew);
-        let prolonged =
-            prolonged.map(|before| micros(self.span(before.ttl(), before.lock_delay())).to_string());
+        let prolonged = before.filter(|_| change == Change::Renew);
+        let prolonged = prolonged.map(|before| micros(before.kept_for(self.margin)).to_string());
         let mut script = self.about(&self.scripts.write, name);
         script
             .arg(expect)
-            .arg(step.as_str())
+            .arg(change.as_str())
             .arg(fields.version.as_str())
             .arg(record.grant.to_string())
             .arg(token)
@@ -350,10 +293,10 @@ impl RedisRecords {
             .arg(record.served)
             .arg(fields.record)
             .arg(fields.history.unwrap_or_default())
-            .arg(micros(string.min(LONGEST_STRING)).div_ceil(1_000))
+            .arg(micros(kept.min(LONGEST_STRING)).div_ceil(1_000))
             .arg(too_late)
             .arg(micros(location.failover_grace))
-            .arg(micros(span))
+            .arg(micros(kept))
             .arg(micros(link.server.lag()))
             .arg(name.as_str())
             .arg(if calls { location.channel() } else { String::new() })
@@ -378,7 +321,7 @@ impl RedisRecords {
                 Ok(Written::Withheld(Box::new(grace::withheld("Redis", left))))
             }
             "outlasts" => {
-                self.check_grace(span, &link.server, true)?;
+                self.check_grace(kept, &link.server, true)?;
                 Ok(Written::Conflict(Refusal::Unexplained))
             }
             _ => Ok(Written::Conflict(match answer.found(&key).map_err(Fault::not_applied)? {

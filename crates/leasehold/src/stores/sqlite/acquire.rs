@@ -65,9 +65,12 @@ pub(super) fn acquire(
                     }
                     // A lock without a row gets its token from the counter, so no floor is needed.
                     let time = if is_own { evidence.time } else { StoreTime::exactly(now.wall_us()) };
-                    // A late copy of a request must not change the token of a grant that its holder knows.
-                    let same = Claim { repeatable: claim.repeatable || is_own, ..claim.clone() };
-                    let mut record = rules::grant(&same, previous, Some(time), Some(0), nonce(env, now))?;
+                    let (time, nonce) = (Some(time), nonce(env, now));
+                    let mut record = match previous.filter(|_| is_own) {
+                        // A late copy of a request must not change the token of a grant that its holder knows.
+                        Some(own) => rules::granted_again(own, claim, time, nonce),
+                        None => rules::grant(claim, previous, time, Some(0), nonce)?,
+                    };
                     record.unconfirmed = false;
                     let mut after = None;
                     if previous.is_none_or(|previous| previous.token != record.token) {

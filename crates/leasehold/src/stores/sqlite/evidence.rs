@@ -6,8 +6,7 @@ use std::time::Duration;
 use super::machine::Machine;
 use super::row::Row;
 use crate::clock::{Moment, StoreTime, micros};
-use crate::lease::pacing;
-use crate::lease::{self, Claim};
+use crate::lease::{self, Claim, pacing};
 use crate::protocol::record::{Content, Record, RecordState};
 use crate::protocol::rules::{self, Availability, Claimed, Rules};
 

@@ -11,9 +11,7 @@ use super::{STORE_TIMEOUT, SqliteLeases};
 use crate::clock::{Moment, StoreTime};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{
-    AcquireOutcome, Claim, End, Grant, Id, Loss, LossReason, Released, Renewal, Token, deadline,
-};
+use crate::lease::{End, Grant, Id, Loss, LossReason, Released, Renewal, Token, deadline};
 use crate::protocol::rules::{self, Attempt, Freed, Settled};
 
 /// The state of a grant between calls.
@@ -162,27 +160,5 @@ impl SqliteLeases {
         // From now on any process with the ticket may renew the grant.
         grant.memo = None;
         Ok(())
-    }
-
-    /// Returns `grant`. If its deadline has already passed, releases it and returns a loss instead.
-    pub(super) async fn in_time(
-        &self,
-        claim: &Claim,
-        mut grant: Grant,
-    ) -> Result<AcquireOutcome, StoreError> {
-        if !grant.deadline.passed(self.env.now()) {
-            return Ok(AcquireOutcome::Granted(grant));
-        }
-        if claim.repeatable {
-            // Does not release the grant, because a repetition of the claim may have it by now.
-            return Ok(AcquireOutcome::Lost(grant.came_too_late()));
-        }
-        match self.release_grant(&mut grant, None).await {
-            Ok(_) => Ok(AcquireOutcome::Lost(grant.came_too_late())),
-            // The grant may still exist, so the caller must learn of it.
-            Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => {
-                Err(fault.maybe_applied())
-            }
-        }
     }
 }

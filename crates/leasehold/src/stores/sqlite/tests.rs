@@ -8,6 +8,7 @@ mod requests;
 mod succession;
 mod waiters;
 
+use futures_util::TryStreamExt;
 use std::fs;
 use std::path::PathBuf;
 

@@ -80,11 +80,11 @@ fn our_item_has_what_the_java_and_go_clients_require() {
     let free = item(&golden(GOLDEN[1]));
     assert_eq!(text(&free, RELEASED), Some("1"));
 
-    let resting = Record { cooldown_ms: Some(90_000), ..golden(GOLDEN[2]) };
-    assert_eq!(resting.state, RecordState::Cooldown);
-    let resting = item(&resting);
-    assert!(!resting.contains_key(RELEASED), "they would take it at once");
-    assert_eq!(text(&resting, LEASE), Some("90000"), "they wait for as long as it rests");
+    let in_cooldown = Record { cooldown_ms: Some(90_000), ..golden(GOLDEN[2]) };
+    assert_eq!(in_cooldown.state, RecordState::Cooldown);
+    let in_cooldown = item(&in_cooldown);
+    assert!(!in_cooldown.contains_key(RELEASED), "they would take it at once");
+    assert_eq!(text(&in_cooldown, LEASE), Some("90000"), "they wait for as long as it rests");
 
     let go: HashMap<_, _> = attributes(&record(), Dialect::Go).into_iter().collect();
     assert_eq!(go[LEASE], s("31500ms"));

@@ -1,5 +1,6 @@
 //! Tests of the order of requests, and of futures that are no longer polled. Such futures delay no other request.
 
+use futures_util::TryStreamExt;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 

@@ -171,9 +171,12 @@ async fn a_cooldown_lasts_as_long_as_asked_across_a_reboot() {
     let mut first = grant(&store).await;
     store.release(&mut first, Some(Duration::from_secs(100))).await.unwrap();
     site.clock.suspend(Duration::from_secs(40));
-    let resting = held(&store).await;
-    assert!(resting.in_cooldown && resting.holder.is_none());
-    assert_eq!((resting.token, resting.lapses_within), (Some(first.token), Some(Duration::from_secs(60))));
+    let in_cooldown = held(&store).await;
+    assert!(in_cooldown.in_cooldown && in_cooldown.holder.is_none());
+    assert_eq!(
+        (in_cooldown.token, in_cooldown.lapses_within),
+        (Some(first.token), Some(Duration::from_secs(60)))
+    );
     site.reboot();
     let store = site.open().await;
     assert_eq!(held(&store).await.lapses_within, Some(Duration::from_secs(60)));
