@@ -142,8 +142,7 @@ macro_rules! with_feature {
     }};
 }
 
-/// All stores that leasehold knows. A new store needs an entry here, a `mod` above, and its feature in the `cfg` of
-/// each shared module that it uses.
+/// All stores that leasehold knows. A new store needs an entry here, a `mod` above, and a feature.
 pub const STORES: &[StoreKind] = &[
     StoreKind {
         scheme: "sqlite",
