@@ -235,7 +235,7 @@ impl LeaseStore for SqliteLeases {
             }
             _ => (Evicted::Changed, None),
         };
-        self.change(name, STORE_TIMEOUT, Purpose::Write, Durability::System, step).await
+        self.change(name, STORE_TIMEOUT, Purpose::Write, Durability::Disk, step).await
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {

@@ -29,8 +29,9 @@ pub(super) fn acquire(
     if let Some(held) = refused(connection, claim, machine, env)? {
         return Ok(AcquireOutcome::Held(held));
     }
-    for durability in [Durability::System, Durability::Disk] {
-        let verdict = transact(connection, durability, |transaction| {
+    let durabilities = [Durability::System, Durability::Disk];
+    for durability in &durabilities[usize::from(must_reach_disk(claim, None))..] {
+        let verdict = transact(connection, *durability, |transaction| {
             // Reads the clock while the write lock is held. So waiting for the write lock does not shorten the lease,
             // and no other process sees the grant before the commit.
             let now = env.now();
@@ -63,6 +64,10 @@ pub(super) fn acquire(
                         let changed = (changed || joins).then_some(Changed);
                         return Ok((Some(AcquireOutcome::Held(held)), changed));
                     }
+                    let in_memory = *durability == Durability::System;
+                    if in_memory && must_reach_disk(claim, row.as_ref()) {
+                        return Ok((None, None));
+                    }
                     // A lock without a row gets its token from the counter, so no floor is needed.
                     let time = if is_own { evidence.time } else { StoreTime::exactly(now.wall_us()) };
                     let (time, nonce) = (Some(time), nonce(env, now));
@@ -77,7 +82,7 @@ pub(super) fn acquire(
                         let mut counter = Counter::load(transaction)?;
                         let least = previous.map_or(0, |previous| previous.token.get() + 1);
                         let minted = counter.mint(least, claim.tokens, machine, now)?;
-                        if durability == Durability::System && minted.must_reach_disk(claim) {
+                        if in_memory && minted.beyond_ceiling {
                             return Ok((None, None));
                         }
                         counter.store(transaction)?;
@@ -126,6 +131,12 @@ fn refused(
     waiters::add_place(&snapshot, claim, &mut held)?;
     let is_settled = held.ahead.is_some() || !claim.waits || claim.barges;
     Ok(Some(held).filter(|_| is_settled))
+}
+
+/// Returns whether a grant of `claim` over `row` must reach the disk before it may be used. A power failure ends the
+/// leases of this machine's processes. It does not end a lease that another machine may hold, nor a lock delay.
+pub(super) fn must_reach_disk(claim: &Claim, row: Option<&Row>) -> bool {
+    claim.detached || !claim.lock_delay.is_zero() || row.is_some_and(Row::outlives_boot)
 }
 
 /// Returns whether `record` is a grant of `claim` that has not ended.

@@ -8,7 +8,7 @@ use super::row::{signed, unsigned};
 use crate::clock::Moment;
 use crate::error::{ErrorKind, Fault};
 use crate::lease::MAX_TOKENS;
-use crate::lease::{Claim, Token};
+use crate::lease::Token;
 
 /// How far ahead of the wall clock tokens are reserved, in microseconds, the unit of tokens. A commit waits for the disk
 /// once in that time.
@@ -35,7 +35,7 @@ pub(super) struct Minted {
     /// belong to this grant.
     pub(super) after: Option<Token>,
     /// Whether the counter must reach the disk before the token may be used.
-    beyond_ceiling: bool,
+    pub(super) beyond_ceiling: bool,
 }
 
 impl Counter {
@@ -97,14 +97,6 @@ impl Counter {
             self.boot.clone_from(&machine.boot);
         }
         Ok(Minted { token, after: Token::new(lowest.saturating_sub(1)), beyond_ceiling: beyond })
-    }
-}
-
-impl Minted {
-    /// Returns whether the grant of `claim` must reach the disk before it may be used. A power failure ends every lease,
-    /// but its lock delay continues after the reboot.
-    pub(super) fn must_reach_disk(&self, claim: &Claim) -> bool {
-        self.beyond_ceiling || !claim.lock_delay.is_zero()
     }
 }
 

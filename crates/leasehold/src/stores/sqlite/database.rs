@@ -177,7 +177,8 @@ pub(super) fn transact<T>(
     }
     let result = commit(connection, body);
     if durability == Durability::Disk {
-        connection.pragma_update(None, "synchronous", "NORMAL")?;
+        // An error must not hide whether the commit was applied. Without the change, later commits are only slower.
+        let _ = connection.pragma_update(None, "synchronous", "NORMAL");
     }
     result
 }
@@ -190,8 +191,8 @@ pub(super) struct Changed;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Durability {
     /// The commit waits for the operating system. A power failure may undo the latest commits, in order. It also ends
-    /// the boot and with it every lease, so only tokens are lost (see [`mint`](super::counter::Counter::mint)). A grant
-    /// with a lock delay is not committed in this way.
+    /// the boot and with it the leases of this machine's processes, so only tokens are lost (see
+    /// [`mint`](super::counter::Counter::mint)). What outlives the boot is not committed in this way.
     System,
     /// The commit waits for the disk.
     Disk,

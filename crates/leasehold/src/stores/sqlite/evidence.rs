@@ -45,9 +45,11 @@ impl Evidence {
         let (time, span) = (row.time(machine, now), row.record.ttl().contender_span());
         match row.record.state {
             RecordState::Free | RecordState::Cooldown => Self { time, ..nothing },
-            // Its process ended at the latest when this boot began.
+            // If it was a process of this machine, it ended at the latest when this boot began. A grant without a process
+            // may be held on another machine. Nobody has renewed it since this boot began.
             RecordState::Held if row.is_of_earlier_boot(machine, now) => {
-                Self { unchanged_for: span + now.since_boot(), time, just_died: false }
+                let ended = if row.process.is_some() { span } else { Duration::ZERO };
+                Self { unchanged_for: ended + now.since_boot(), time, just_died: false }
             }
             RecordState::Held => {
                 let age = row.age(now);
@@ -97,6 +99,12 @@ impl Row {
     /// Returns the time since the record was written, on the boot clock.
     fn age(&self, now: Moment) -> Duration {
         now.since_boot().saturating_sub(Duration::from_nanos(self.renewed_ns))
+    }
+
+    /// Returns whether the lease may continue when this machine's boot ends, because a process of another machine may
+    /// hold it. Its grant, release and eviction must then reach the disk, and so must a grant over it.
+    pub(super) fn outlives_boot(&self) -> bool {
+        self.record.state == RecordState::Held && self.process.is_none()
     }
 
     fn is_of_earlier_boot(&self, machine: &Machine, now: Moment) -> bool {

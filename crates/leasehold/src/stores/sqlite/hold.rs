@@ -122,6 +122,7 @@ impl SqliteLeases {
         let began = self.env.now();
         let (id, token, nonce) = (grant.id, grant.token, nonce(&self.env, began));
         let memo = Memo::begin(grant, nonce, began);
+        let is_shared = memo.known.is_none();
         let cooldown = cooldown.filter(|cooldown| !cooldown.is_zero());
         let step = move |row: Option<Row>, machine: &Machine, now: Moment| {
             let content = row.as_ref().map(Row::content);
@@ -139,9 +140,10 @@ impl SqliteLeases {
                 Freed::Applied | Freed::Gone => (Released::AlreadyLost, None),
             }
         };
-        // If a power failure undoes a release, the lease still ends with the boot. If it undoes a cooldown, a job could
-        // run twice in its period.
-        let durability = if cooldown.is_some() { Durability::Disk } else { Durability::System };
+        // If a power failure undoes a release, the lease still ends with the boot, unless others may renew it. If it undoes
+        // a cooldown, a job could run twice in its period.
+        let is_lasting = cooldown.is_some() || is_shared;
+        let durability = if is_lasting { Durability::Disk } else { Durability::System };
         self.change(&grant.name, STORE_TIMEOUT, Purpose::Release, durability, step).await
     }
 
@@ -152,7 +154,7 @@ impl SqliteLeases {
             Err(reason) => (Err(reason), None),
         };
         let detached =
-            self.change(&grant.name, STORE_TIMEOUT, Purpose::Release, Durability::System, step).await?;
+            self.change(&grant.name, STORE_TIMEOUT, Purpose::Release, Durability::Disk, step).await?;
         if let Err(reason) = detached {
             let loss = Loss::new(grant.name.clone(), token, *reason);
             return Err(Fault::new(ErrorKind::Lost, loss.to_string()).not_applied());

@@ -126,16 +126,17 @@ fn has_ended(pid: u32, start: u64, seen: io::Result<Option<Stat>>, exists: impl 
     }
 }
 
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
 fn boot_id() -> Result<String, Fault> {
-    let id = match fs::read_to_string("/proc/sys/kernel/random/boot_id") {
+    let id = match fs::read_to_string(BOOT_ID) {
         Ok(id) => id,
         // macOS has no /proc. sysctl(8) returns its boot id. The call takes a few milliseconds, once.
         Err(_) if cfg!(target_os = "macos") => sysctl("kern.bootsessionuuid"),
         Err(_) => String::new(),
     };
     let id = id.trim();
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    if !id.is_empty() && is_masked(&mounts) {
+    if !id.is_empty() && is_masked(BOOT_ID) {
         return Ok(format!("{MASKED}{id}"));
     }
     if id.is_empty() {
@@ -145,10 +146,16 @@ fn boot_id() -> Result<String, Fault> {
     Ok(id.to_owned())
 }
 
-/// Returns whether a file is mounted over the boot id. systemd-nspawn and LXC do this to give each container a random
-/// id.
-fn is_masked(mountinfo: &str) -> bool {
-    mountinfo.lines().any(|line| line.split(' ').nth(4) == Some("/proc/sys/kernel/random/boot_id"))
+/// Returns whether something is mounted over the boot id or a folder above it, so that the kernel's /proc does not contain
+/// it. systemd-nspawn and LXC do this to give each container a random id.
+#[cfg(target_os = "linux")]
+fn is_masked(boot_id: &str) -> bool {
+    rustix::fs::statfs(boot_id).is_ok_and(|there| there.f_type != rustix::fs::PROC_SUPER_MAGIC)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_masked(_boot_id: &str) -> bool {
+    false
 }
 
 fn sysctl(name: &str) -> String {
@@ -169,12 +176,21 @@ fn this_process() -> Option<Process> {
     let pid = std::process::id();
     // The /proc of another PID namespace numbers processes differently, so its entries would be other processes.
     let seen = fs::read_link("/proc/self").ok()?;
-    if seen != Path::new(&pid.to_string()) {
+    if seen != Path::new(&pid.to_string())
+        || is_of_another_namespace(&fs::read_to_string("/proc/self/status").ok()?)
+    {
         return None;
     }
     let namespace = fs::read_link("/proc/self/ns/pid").ok()?.to_str()?.to_owned();
     let start = stat(pid).ok()??.start;
     Some(Process { namespace, pid, start, others: Vec::new() })
+}
+
+/// Returns whether `/proc/self/status` is from the /proc of an outer PID namespace, where this process may have the same
+/// number by chance. It then has a number in each namespace.
+fn is_of_another_namespace(status: &str) -> bool {
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    numbers.is_none_or(|numbers| numbers.split_whitespace().count() != 1)
 }
 
 /// The fields of `/proc/PID/stat` that matter here.
@@ -318,6 +334,14 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn the_proc_of_an_outer_namespace_is_recognised() {
+        assert!(!is_of_another_namespace("Name:\tx\nNSpid:\t7\nNSpgid:\t7\n"));
+        assert!(is_of_another_namespace("Name:\tx\nNSpid:\t7\t7\nNSpgid:\t7\n"));
+        assert!(is_of_another_namespace("Name:\tx\n"), "unknown");
+        assert!(this_process().is_some());
+    }
+
+    #[test]
     fn the_state_is_read_behind_the_last_parenthesis() {
         let line = b"7 (a) R 1 (\xff) S 1 7 7 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 3 0 8812 0 0";
         assert_eq!(parse_stat(line), Some(Stat { state: b'S', threads: 3, start: 8_812 }));
@@ -335,9 +359,10 @@ pub(super) mod tests {
 
     #[test]
     fn a_boot_id_masked_by_a_container_is_not_taken_for_a_reboot() {
-        let line = "713 640 0:25 /run/x /proc/sys/kernel/random/boot_id ro,nosuid - tmpfs tmpfs rw";
-        assert!(is_masked(&format!("22 1 0:20 / / rw - ext4 /dev/sda rw\n{line}\n")));
-        assert!(!is_masked("22 1 0:20 /proc/sys/kernel/random/boot_id / rw - ext4 /dev/sda rw\n"));
+        // A file of another file system, as if it were mounted there.
+        let elsewhere = tempfile::NamedTempFile::new().unwrap();
+        assert!(is_masked(elsewhere.path().to_str().unwrap()));
+        assert!(!is_masked("/proc/version"));
         let machine = |boot: &str| Machine { boot: boot.to_owned(), me: None };
         assert!(machine("b").has_rebooted_since("a", 5, 9), "two genuine ones");
         assert!(!machine("a").has_rebooted_since("a", 5, 9));

@@ -3,10 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::super::acquire::must_reach_disk;
+use super::super::machine::Process;
+use super::super::row::Row;
 use super::*;
 use crate::clock::TestClock;
 use crate::env::Env;
-use crate::lease::{Holder, Ttl};
+use crate::golden::golden_record;
+use crate::lease::{Claim, Holder, Ttl};
 use crate::types::LockName;
 
 const TOKEN: u64 = 41;
@@ -70,11 +74,25 @@ fn containers_in_turn_keep_tokens_near_the_wall_clock() {
 
 #[test]
 fn a_grant_with_a_lock_delay_must_reach_the_disk() {
+    assert!(!must_reach_disk(&claim(), None));
+    assert!(must_reach_disk(&Claim { lock_delay: Duration::from_millis(1), ..claim() }, None));
     let minted = counter(TOKEN, 1_000).mint(0, 1, &machine(), at(1)).unwrap();
-    assert!(!minted.must_reach_disk(&claim()));
-    assert!(minted.must_reach_disk(&Claim { lock_delay: Duration::from_millis(1), ..claim() }));
+    assert!(!minted.beyond_ceiling);
     let minted = counter(TOKEN, TOKEN).mint(0, 1, &machine(), at(1)).unwrap();
-    assert!(minted.must_reach_disk(&claim()));
+    assert!(minted.beyond_ceiling);
+}
+
+/// A power failure does not end a lease that another machine may hold.
+#[test]
+fn a_grant_that_outlives_the_boot_must_reach_the_disk() {
+    assert!(must_reach_disk(&Claim { detached: true, ..claim() }, None));
+    let held = golden_record("1-held.json");
+    let detached = Row::written(held, &machine(), at(1));
+    assert!(must_reach_disk(&claim(), Some(&detached)));
+    let process = Some(Process { namespace: "pid:[1]".into(), pid: 7, start: 1, others: vec![] });
+    assert!(!must_reach_disk(&claim(), Some(&Row { process, ..detached })));
+    let free = Row::written(golden_record("1-free.json"), &machine(), at(1));
+    assert!(!must_reach_disk(&claim(), Some(&free)));
 }
 
 #[test]

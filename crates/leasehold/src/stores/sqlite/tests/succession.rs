@@ -39,6 +39,21 @@ async fn a_ticket_survives_a_reboot_without_a_takeover() {
     assert_eq!(held(&store).await.token, Some(first.token));
 }
 
+/// Another machine may hold it, for example by a `leasehold serve` that has restarted with the machine.
+#[tokio::test]
+async fn a_detached_grant_survives_a_reboot_until_its_ttl() {
+    let mut site = Site::new();
+    let store = site.open().await;
+    let claim = Claim { detached: true, ..claim(&store) };
+    let AcquireOutcome::Granted(first) = store.try_acquire(&claim).await.unwrap() else { panic!() };
+    site.reboot();
+    let store = site.open().await;
+    let left = held(&store).await.lapses_within.unwrap();
+    assert!(left <= span(), "{left:?}");
+    site.clock.suspend(left);
+    assert!(grant(&store).await.token > first.token);
+}
+
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_dead_holder_is_replaced_at_once() {
