@@ -214,6 +214,12 @@ mod tests {
         guard.release().await.unwrap();
         assert_eq!(page.answer(), Answer::default());
         assert!(!page.is_recent());
+
+        page.saw(None);
+        let short = Guard::from(election.campaign().await.unwrap());
+        page.leads(&short, None);
+        short.release().await.unwrap();
+        assert!(!page.is_recent(), "it was read before the term");
     }
 
     #[tokio::test(start_paused = true)]
