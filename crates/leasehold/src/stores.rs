@@ -1,27 +1,16 @@
 //! The stores. Each storage system has one file or folder, which is the only code that imports its client library.
 
-#[cfg(any(feature = "dynamodb", feature = "s3"))]
+#[cfg(feature = "_aws")]
 mod aws;
 #[cfg(feature = "azure")]
 pub mod azure;
-#[cfg(any(feature = "azure", feature = "gcs", feature = "s3", fuzzing))]
+#[cfg(any(feature = "_bucket", fuzzing))]
 #[cfg_attr(not(feature = "s3"), allow(dead_code, unused_imports, reason = "S3 uses all of it"))]
 mod buckets;
-#[cfg(any(
-    feature = "azure",
-    feature = "dynamodb",
-    feature = "etcd",
-    feature = "gcs",
-    feature = "http",
-    feature = "kubernetes",
-    feature = "postgres",
-    feature = "redis",
-    feature = "s3",
-    fuzzing
-))]
+#[cfg(any(feature = "_network", fuzzing))]
 #[allow(dead_code, reason = "not every store uses all of it")]
 mod certificates;
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(feature = "_columns")]
 mod columns;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
@@ -31,9 +20,9 @@ pub mod etcd;
 pub(crate) mod fuzzing;
 #[cfg(feature = "gcs")]
 pub mod gcs;
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(feature = "_columns")]
 mod grace;
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", fuzzing))]
+#[cfg(any(feature = "_server", fuzzing))]
 #[cfg_attr(fuzzing, allow(dead_code, reason = "the fuzz targets open no connections"))]
 mod hosts;
 #[cfg(feature = "http")]
@@ -41,36 +30,18 @@ pub mod http;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 pub mod memory;
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "_columns", feature = "sqlite"))]
 #[cfg_attr(
-    not(any(feature = "postgres", feature = "redis")),
+    not(feature = "_columns"),
     allow(dead_code, reason = "only connections to servers end when they are unused")
 )]
 mod notifications;
-#[cfg(any(
-    feature = "azure",
-    feature = "dynamodb",
-    feature = "gcs",
-    feature = "http",
-    feature = "kubernetes",
-    feature = "s3",
-    fuzzing
-))]
+#[cfg(any(feature = "_http", fuzzing))]
 #[cfg_attr(not(feature = "azure"), allow(dead_code, reason = "Azure uses all of it"))]
 mod over_http;
-#[cfg(any(
-    feature = "azure",
-    feature = "dynamodb",
-    feature = "gcs",
-    feature = "kubernetes",
-    feature = "postgres",
-    feature = "redis",
-    feature = "s3",
-    feature = "sqlite",
-    fuzzing
-))]
+#[allow(dead_code, reason = "stores that list from one response do not use it")]
 mod pages;
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", fuzzing))]
+#[cfg(any(feature = "_server", fuzzing))]
 #[cfg_attr(fuzzing, allow(dead_code, reason = "the fuzz targets open no connections"))]
 mod password;
 #[cfg(feature = "postgres")]
@@ -81,23 +52,14 @@ pub mod redis;
 pub mod s3;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(feature = "_columns")]
 mod tls;
-#[cfg(all(
-    fuzzing,
-    not(any(feature = "azure", feature = "s3", feature = "dynamodb", feature = "gcs", feature = "etcd"))
-))]
+#[cfg(all(fuzzing, not(feature = "_network")))]
 #[path = "stores/without_clients.rs"] // Makes rustc look for its modules in `stores/`.
 mod without_clients;
-#[cfg(all(
-    fuzzing,
-    not(any(feature = "azure", feature = "s3", feature = "dynamodb", feature = "gcs", feature = "etcd"))
-))]
+#[cfg(all(fuzzing, not(feature = "_network")))]
 use self::without_clients::{aws, azure, gcs, s3};
-#[cfg(all(
-    fuzzing,
-    not(any(feature = "azure", feature = "s3", feature = "dynamodb", feature = "gcs", feature = "etcd"))
-))]
+#[cfg(all(fuzzing, not(feature = "_network")))]
 pub(crate) use self::without_clients::{dynamodb, etcd};
 
 use std::sync::Arc;
@@ -180,8 +142,7 @@ macro_rules! with_feature {
     }};
 }
 
-/// All stores that leasehold knows. A new store needs an entry here, a `mod` above, and its feature in the `cfg` of
-/// each shared module that it uses.
+/// All stores that leasehold knows. A new store needs an entry here, a `mod` above, and a feature.
 pub const STORES: &[StoreKind] = &[
     StoreKind {
         scheme: "sqlite",

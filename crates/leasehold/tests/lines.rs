@@ -6,16 +6,11 @@ use std::time::Duration;
 
 use crate::common::{Client, TTL, World, name};
 use async_trait::async_trait;
-use futures_util::stream::BoxStream;
 use leasehold::clock::Clock;
-use leasehold::doctor::Diagnose;
-use leasehold::env::Env;
 use leasehold::error::StoreError;
-use leasehold::lease::{
-    AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, HolderInfo, Id, LeaseStore, Released,
-    Renewal, Status, Watch,
-};
-use leasehold::{ErrorKind, LockName, Locker, LossReason, Token};
+use leasehold::lease::{AcquireOutcome, Capabilities, Claim, Evicted, Grant, Id, LeaseStore, Released};
+use leasehold::{ErrorKind, Locker, LossReason};
+use leasehold_testkit::layer::{LeaseLayer, LeaseLayered};
 use tokio::sync::Notify;
 
 /// A store whose responses look as if it had a line and watches. Its leases are those of a register.
@@ -36,8 +31,8 @@ struct Lining {
 }
 
 impl Lining {
-    fn on(client: &Client) -> Arc<Self> {
-        Arc::new(Self {
+    fn on(client: &Client) -> Arc<LeaseLayered<Self>> {
+        Arc::new(LeaseLayered(Self {
             leases: client.leases.clone(),
             line: Mutex::default(),
             tried: Mutex::default(),
@@ -46,7 +41,7 @@ impl Lining {
             release: Notify::new(),
             slow_release: AtomicBool::new(false),
             late: AtomicUsize::new(0),
-        })
+        }))
     }
 
     fn line(&self) -> Vec<Id> {
@@ -65,7 +60,11 @@ impl Lining {
 }
 
 #[async_trait]
-impl LeaseStore for Lining {
+impl LeaseLayer for Lining {
+    fn inner(&self) -> &dyn LeaseStore {
+        &*self.leases
+    }
+
     async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
         self.tried.lock().unwrap().push(claim.waits);
         let mut verdict = self.leases.try_acquire(claim).await?;
@@ -73,7 +72,7 @@ impl LeaseStore for Lining {
         if let AcquireOutcome::Granted(grant) = &mut verdict
             && self.late.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |late| late.checked_sub(1)).is_ok()
         {
-            self.env().sleep(TTL).await;
+            self.leases.env().sleep(TTL).await;
             self.leases.release(grant, None).await?;
             verdict = AcquireOutcome::Lost(grant.came_too_late());
         }
@@ -81,10 +80,6 @@ impl LeaseStore for Lining {
             self.line.lock().unwrap().push(claim.id);
         }
         Ok(verdict)
-    }
-
-    async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
-        self.leases.renew(grant).await
     }
 
     async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError> {
@@ -96,48 +91,18 @@ impl LeaseStore for Lining {
         Ok(released)
     }
 
-    async fn evict(
-        &self,
-        name: &LockName,
-        token: Token,
-        why: Option<&Eviction>,
-    ) -> Result<Evicted, StoreError> {
-        self.leases.evict(name, token, why).await
-    }
-
-    async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
-        self.leases.inspect(name).await
-    }
-
-    fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
-        self.leases.list(prefix)
-    }
-
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = self.leases.capabilities();
         (capabilities.line, capabilities.watches) = (Some("here"), true);
         capabilities
     }
 
-    fn env(&self) -> &Env {
-        self.leases.env()
-    }
-}
-
-#[async_trait]
-impl Watch for Lining {
     async fn ended(&self, _grant: &Grant) {
         if !self.alarmed.load(Ordering::SeqCst) {
             self.ended.notified().await;
         }
     }
-
-    async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
-        self.leases.changed(name, seen).await
-    }
 }
-
-impl Diagnose for Lining {}
 
 #[tokio::test(start_paused = true)]
 async fn only_waiters_stand_in_line_and_giving_up_leaves_it() {

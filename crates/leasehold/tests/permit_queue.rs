@@ -347,7 +347,8 @@ async fn the_waiters_for_a_single_permit_are_in_its_line() {
 /// Prints the figures in docs/semaphores.md.
 #[tokio::test(start_paused = true)]
 async fn the_queue_costs_fewer_requests_than_barging() {
-    for (permits, hold, processes) in [(3, 2_000, 16), (8, 500, 32), (8, 5_000, 32), (8, 60_000, 32)] {
+    let cases = [(3, 2_000, 16, 8), (8, 500, 32, 8), (8, 5_000, 32, 8), (8, 60_000, 32, 1)];
+    for (permits, hold, processes, rounds) in cases {
         let mut reads = Vec::new();
         for barges in [true, false] {
             let world = World::paced();
@@ -358,7 +359,7 @@ async fn the_queue_costs_fewer_requests_than_barging() {
                 let lock = lock(&client, "process");
                 let semaphore = if barges { lock.barge() } else { lock }.semaphore(permits);
                 tasks.spawn(async move {
-                    for _ in 0..8 {
+                    for _ in 0..rounds {
                         let guard = semaphore.acquire().await.unwrap();
                         client.env.sleep(Duration::from_millis(hold)).await;
                         guard.release().await.unwrap();
@@ -367,7 +368,7 @@ async fn the_queue_costs_fewer_requests_than_barging() {
                 });
             }
             let mut counts = (0.0, 0.0);
-            let grants = (8 * processes) as f64;
+            let grants = (rounds * processes) as f64;
             while let Some(client) = tasks.join_next().await {
                 let client = client.unwrap();
                 let of = client.network.counts();

@@ -5,17 +5,12 @@ use std::time::Duration;
 
 use crate::common::{Client, TTL, World, holder_span, name};
 use async_trait::async_trait;
-use futures_util::stream::BoxStream;
 use leasehold::RegisterLeases;
-use leasehold::doctor::Diagnose;
-use leasehold::env::Env;
 use leasehold::error::StoreError;
-use leasehold::lease::{
-    AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, HolderInfo, LeaseStore, Renewal, Secret,
-    Status, Watch,
-};
-use leasehold::{ErrorKind, HeldTicket, Lock, LockName, Locker, Released, Token};
+use leasehold::lease::{AcquireOutcome, Claim, Grant, LeaseStore, Renewal, Secret, Status};
+use leasehold::{ErrorKind, HeldTicket, Lock, LockName, Locker, Released};
 use leasehold_testkit::fault::{Kind, Outcome};
+use leasehold_testkit::layer::{LeaseLayer, LeaseLayered};
 use tokio::sync::mpsc;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -286,9 +281,9 @@ struct ByIdAlone {
 }
 
 #[async_trait]
-impl LeaseStore for ByIdAlone {
-    async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
-        self.leases.try_acquire(claim).await
+impl LeaseLayer for ByIdAlone {
+    fn inner(&self) -> &dyn LeaseStore {
+        &*self.leases
     }
 
     async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
@@ -297,19 +292,6 @@ impl LeaseStore for ByIdAlone {
         let renewal = self.leases.renew(grant).await;
         grant.token = asked;
         renewal
-    }
-
-    async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError> {
-        self.leases.release(grant, cooldown).await
-    }
-
-    async fn evict(
-        &self,
-        name: &LockName,
-        token: Token,
-        why: Option<&Eviction>,
-    ) -> Result<Evicted, StoreError> {
-        self.leases.evict(name, token, why).await
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
@@ -321,28 +303,7 @@ impl LeaseStore for ByIdAlone {
         }
         status
     }
-
-    fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
-        self.leases.list(prefix)
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.leases.capabilities()
-    }
-
-    fn env(&self) -> &Env {
-        self.leases.env()
-    }
 }
-
-#[async_trait]
-impl Watch for ByIdAlone {
-    async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
-        self.leases.changed(name, seen).await
-    }
-}
-
-impl Diagnose for ByIdAlone {}
 
 /// The claim is granted between two requests of its repetition. The first response has the token of the previous
 /// holder.
@@ -354,7 +315,8 @@ async fn a_repetition_never_has_the_token_of_the_holder_before_it() {
     let token = earlier.ticket().token();
     let mut claim = one.claim();
     (claim.id, claim.repeatable) = (secret(1).id(), true);
-    let store = Arc::new(ByIdAlone { leases: one.leases.clone(), next: Mutex::new(None) });
+    let store = ByIdAlone { leases: one.leases.clone(), next: Mutex::new(None) };
+    let store = Arc::new(LeaseLayered(store));
     let lock = Locker::new(store.clone()).lock("x").ttl(TTL);
     // Another task of this process waits, so the repetition first asks whether its claim holds the lock.
     let (seen, mut is_seen) = mpsc::unbounded_channel();

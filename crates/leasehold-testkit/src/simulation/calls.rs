@@ -7,19 +7,16 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::{BoxFuture, FutureExt};
-use futures_util::stream::BoxStream;
 use leasehold::clock::{Clock as _, TestClock};
-use leasehold::doctor::Diagnose;
 use leasehold::env::Env;
 use leasehold::error::{Fault, StoreError};
-use leasehold::lease::{
-    AcquireOutcome, Capabilities, Claim, Grant, HolderInfo, LeaseStore, Renewal, Token, Watch, attempt_limit,
-};
-use leasehold::{Evicted, Eviction, LockName, Released, Status};
+use leasehold::lease::{AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, Renewal, attempt_limit};
+use leasehold::{LockName, Released};
 
 use super::checker::{Checker, Write};
 use super::network::Network;
 use crate::fault::{Chaos, Outcome};
+use crate::layer::LeaseLayer;
 
 /// How long operations without their own store timeout wait for a store that does not respond.
 const STORE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -202,7 +199,11 @@ fn committed(checker: &Checker, grant: &Grant, note: Option<&str>, now: Duration
 }
 
 #[async_trait]
-impl LeaseStore for Calls {
+impl LeaseLayer for Calls {
+    fn inner(&self) -> &dyn LeaseStore {
+        &*self.store
+    }
+
     async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
         let (store, checker, clock) = (self.store.clone(), self.checker.clone(), self.clock.clone());
         let (claim, patience) = (claim.clone(), claim.store_timeout);
@@ -262,34 +263,10 @@ impl LeaseStore for Calls {
         .await
     }
 
-    async fn evict(
-        &self,
-        name: &LockName,
-        token: Token,
-        why: Option<&Eviction>,
-    ) -> Result<Evicted, StoreError> {
-        self.store.evict(name, token, why).await
-    }
-
-    async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
-        self.store.inspect(name).await
-    }
-
-    fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
-        self.store.list(prefix)
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.store.capabilities()
-    }
-
     fn env(&self) -> &Env {
         &self.env
     }
-}
 
-#[async_trait]
-impl Watch for Calls {
     async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
         let changed = self.store.changed(name, seen).await;
         self.env.sleep(Duration::ZERO).await;
@@ -302,5 +279,3 @@ impl Watch for Calls {
         turn
     }
 }
-
-impl Diagnose for Calls {}

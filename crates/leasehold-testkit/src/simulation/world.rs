@@ -18,6 +18,7 @@ use super::network::Network;
 use super::plan::{Fault, Plan, Store};
 use super::recorder::{self, Recorder};
 use crate::fault::{Chaos, FaultyRegister, Kind};
+use crate::layer::LeaseLayered;
 use crate::machine::Machine;
 
 /// The state that the machines of a history share.
@@ -164,7 +165,7 @@ impl World {
         let (leases, locks): (Arc<dyn LeaseStore>, Arc<dyn Network>) = if let Some(file) = &self.file {
             let calls = self.calls(file, env, seed);
             let script = calls.script.clone();
-            (Arc::new(calls), script)
+            (Arc::new(LeaseLayered(calls)), script)
         } else {
             let network = self.network();
             (self.leases(machine(&network), options), Arc::new(network))

@@ -40,7 +40,7 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Leases on any [`Register`]: one JSON object for each lock, granted, renewed and released by conditional writes.
 ///
-/// The same protocol runs on stores with their own record format: DynamoDB and Kubernetes.
+/// The same protocol runs on stores with their own record format, such as DynamoDB and PostgreSQL.
 ///
 /// ```
 /// # use leasehold::{Locker, RegisterLeases, lease::StoreOptions, env::Env, stores::memory::MemoryRegister};

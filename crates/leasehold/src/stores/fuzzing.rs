@@ -31,7 +31,7 @@ pub(crate) fn readings(url: &StoreUrl) -> Vec<Result<String>> {
 /// Asserts that the object of `name` belongs to no other name, and that a listing finds it.
 #[allow(unused_variables, reason = "with the features of stores of objects")]
 pub(crate) fn assert_is_kept_by_objects(name: &LockName) {
-    #[cfg(any(fuzzing, feature = "azure", feature = "s3", feature = "gcs"))]
+    #[cfg(any(fuzzing, feature = "_bucket"))]
     for keys in [super::buckets::Keys::below("a/b"), super::buckets::Keys::verbatim("")] {
         let object = keys.object(name.as_str());
         assert!(object.len() <= 1_024 - ".lock".len(), "{object}");

@@ -6,9 +6,9 @@
 pub(super) mod answer;
 pub(super) mod causes;
 pub(super) mod credential_cache;
-#[cfg(any(feature = "azure", feature = "gcs", feature = "http", feature = "kubernetes"))]
+#[cfg(feature = "_reqwest")]
 pub(super) mod exchange;
-#[cfg(any(feature = "azure", feature = "gcs", feature = "http", feature = "kubernetes"))]
+#[cfg(feature = "_reqwest")]
 pub(super) mod https;
 #[cfg(test)]
 pub(super) mod scripted;

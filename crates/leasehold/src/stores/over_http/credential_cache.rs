@@ -138,7 +138,7 @@ impl<P: Clone + Send + Sync + 'static> Loads<P> {
     }
 
     /// Returns the number of the load whose proof the next request gets.
-    #[cfg(any(feature = "dynamodb", feature = "s3"))]
+    #[cfg(feature = "_aws")]
     pub(in crate::stores) fn upcoming(&self) -> u64 {
         let now_us = self.env.now().wall_us();
         self.change(|state| {

@@ -190,7 +190,7 @@ pub(super) struct Changed;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Durability {
     /// The commit waits for the operating system. A power failure may undo the latest commits, in order. It also ends
-    /// the boot and with it every lease, so only tokens are lost (see [`next_token`](super::rules::next_token)). A grant
+    /// the boot and with it every lease, so only tokens are lost (see [`mint`](super::counter::Counter::mint)). A grant
     /// with a lock delay is not committed in this way.
     System,
     /// The commit waits for the disk.
