@@ -13,6 +13,7 @@ mod escape;
 mod exit;
 mod filter;
 mod job;
+mod leader_page;
 mod mode;
 mod object;
 #[cfg(feature = "otlp")]

@@ -12,8 +12,8 @@
 //! - `ui`: the dashboard.
 //! - `app`: the state that all routes share. `feed`: the events for viewers. `audit`: the audit log. `grants`: the
 //!   grants that the server has seen. `limits`, `rates`, `wrong_tokens`: how much a caller may do.
-//!   `examiner`: the doctor, for the
-//!   dashboard.
+//!   `examiner`: the doctor, for the dashboard.
+//! - `leader`: who leads an election, for `leasehold elect --http`.
 
 mod access;
 mod api;
@@ -26,6 +26,7 @@ mod connections;
 mod examiner;
 mod feed;
 mod grants;
+mod leader;
 mod limits;
 mod metrics;
 mod peer;
@@ -42,5 +43,6 @@ mod wrong_tokens;
 
 pub use self::access::{Access, InvalidAccess};
 pub use self::app::{Dashboard, Settings};
+pub use self::leader::{LeaderListener, LeaderPage};
 pub use self::server::{ServeError, Server};
 pub use self::tls::{InvalidTls, Tls};

@@ -178,7 +178,8 @@ impl Server {
     }
 }
 
-fn listen(address: SocketAddr, option: &str) -> Result<TcpListener, ServeError> {
+/// Listens on `address`, which `option` sets.
+pub(crate) fn listen(address: SocketAddr, option: &str) -> Result<TcpListener, ServeError> {
     connections::listen(address).map_err(|error| ServeError {
         message: format!("cannot listen on {address}: {error}"),
         help: Some(format!("choose another address with {option}")),

@@ -224,7 +224,7 @@ async fn the_server_accepts_the_manifests_of_the_docs() {
     let manifests = manifests.replace("namespace: jobs", &format!("namespace: {}", namespace(&shared.url)));
     let created = shared.kubectl(&["create", "--dry-run=server", "-f", "-"], &manifests).await;
     let kinds: Vec<&str> = created.lines().filter_map(|line| line.split(['.', '/']).next()).collect();
-    assert_eq!(kinds, ["role", "deployment", "cronjob", "serviceaccount", "rolebinding"]);
+    assert_eq!(kinds, ["role", "deployment", "deployment", "cronjob", "serviceaccount", "rolebinding"]);
 }
 
 #[tokio::test]

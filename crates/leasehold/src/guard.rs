@@ -102,6 +102,13 @@ impl Guard {
         self.each().map(|guard| guard.hold.state.remaining()).min().unwrap_or_default()
     }
 
+    /// Returns a function that does what [`remaining`](Self::remaining) does, for tasks that do not own the guard. Once the
+    /// guard has ended, the function returns zero.
+    pub fn monitor(&self) -> impl Fn() -> Duration + Send + Sync + use<> {
+        let states: Vec<_> = self.each().map(|guard| guard.hold.state.clone()).collect();
+        move || states.iter().map(|state| state.remaining()).min().unwrap_or_default()
+    }
+
     /// Checks that the lock is still held. Local, no I/O.
     ///
     /// This reads the clock, so the result is also correct after a suspend.

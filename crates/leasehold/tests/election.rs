@@ -158,6 +158,28 @@ async fn an_observer_polls_at_the_stores_pace_and_backs_off_on_errors() {
     assert!((30..80).contains(&reads), "{reads} reads in ten minutes of trouble");
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_observer_can_report_each_read() {
+    let world = World::new();
+    let (leader, follower) = (world.observer(1), world.observer(2));
+    let mut read = election(&follower).observe_every(SECOND);
+    assert_eq!(next(&mut read).await, None);
+    assert_eq!(next(&mut read).await, None, "unchanged, but read again");
+    let leadership = election(&leader).value("http://one").campaign().await.unwrap();
+    assert_eq!(next_value(&mut read).await.as_deref(), Some("http://one"));
+    follower.network.reset_counts();
+    let began = follower.clock.now();
+    for _ in 0..60 {
+        assert_eq!(next_value(&mut read).await.as_deref(), Some("http://one"));
+    }
+    let took = follower.clock.now().longest_since(began);
+    assert!(took < SECOND * 70, "{took:?}");
+    assert_eq!(follower.network.counts().reads, 60);
+    follower.network.disconnect();
+    assert_silent(&follower, &mut read, SECOND * 60).await;
+    leadership.resign().await.unwrap();
+}
+
 /// A late request after a deletion by hand can leave an earlier term in the record.
 #[tokio::test(start_paused = true)]
 async fn an_observer_never_sees_an_earlier_term() {

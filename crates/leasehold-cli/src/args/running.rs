@@ -1,6 +1,8 @@
 //! The arguments of the subcommands that run a command under a lock.
 
 use std::ffi::OsString;
+#[cfg(feature = "serve")]
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -98,10 +100,15 @@ SIGINT to the command. When the command has then ended, it resigns and exits wit
 With --observe, leasehold runs no command. It prints the current leader and each change. With --once, it exits after \
 the first line.
 
+With --http, GET / answers {\"name\": \"VALUE\", \"leader\": true, \"token\": 7}: the leader's --value or host (null if \
+there is none), whether this process leads, and the leader's term. /healthz answers 503 if that is older than the ttl. \
+Whoever can reach the address can read this.
+
 Examples:
   leasehold elect scheduler --value http://10.0.0.7:8080 -- ./scheduler
   leasehold elect scheduler --ttl 10s --on-exit exit -- ./scheduler    # systemd: Restart=always
-  leasehold elect scheduler --observe --json | jq -r --unbuffered .value"
+  leasehold elect scheduler --observe --json | jq -r --unbuffered .value
+  leasehold elect scheduler --http 127.0.0.1:4040 -- ./scheduler"
 )]
 pub(crate) struct ElectArgs {
     /// Name of the election; also the name of its lock
@@ -119,6 +126,10 @@ pub(crate) struct ElectArgs {
     /// Print the current leader and each change; run no command
     #[arg(long, conflicts_with_all = ["value", "on_exit", "store_timeout", "HolderArgs", "CommandArgs"])]
     pub(crate) observe: bool,
+    /// Answer over HTTP who leads; port 0: a free port, which leasehold prints
+    #[cfg(feature = "serve")]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(crate) http: Option<SocketAddr>,
     #[command(flatten)]
     pub(crate) timeout: TimeoutArgs,
     #[command(flatten)]

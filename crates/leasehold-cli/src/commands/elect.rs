@@ -5,13 +5,15 @@ use std::time::Duration;
 use clap::ValueEnum as _;
 use futures_util::StreamExt as _;
 use leasehold::Election;
+use leasehold::lease::Ttl;
 use rustix::process::Signal;
 
 use crate::acquisition::Request;
-use crate::args::{ClaimArgs, ElectArgs, OnExit};
+use crate::args::{ClaimArgs, ElectArgs, OnExit, duration};
 use crate::context::{self, Context, Note};
 use crate::exit::{Exit, Failure};
 use crate::job::{Completion, Job, Session};
+use crate::leader_page::LeaderListener;
 use crate::output::{human, json, print_unless_closed};
 use crate::signals::interrupted;
 
@@ -25,8 +27,13 @@ const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 pub(super) async fn elect(context: &Context, args: ElectArgs) -> Result<Exit, Failure> {
     let name = context::lock_name(&args.name)?;
+    #[cfg(feature = "serve")]
+    let listener =
+        args.http.map(|address| crate::leader_page::listen(address, &context.output)).transpose()?;
+    #[cfg(not(feature = "serve"))]
+    let listener = None;
     if args.observe {
-        return observe(context, name.as_str(), args.once).await;
+        return observe(context, name.as_str(), args.once, listener).await;
     }
     let value = value(context, args.value)?;
     let on_exit = context.settings.pick(args.on_exit, "on-exit", |text| OnExit::from_str(text, false))?;
@@ -36,9 +43,9 @@ pub(super) async fn elect(context: &Context, args: ElectArgs) -> Result<Exit, Fa
         Request::new(&context.settings, name, &claim, args.command.ttl, note, ("elect", " -- ..."))?
             .wait_forever();
     let job = Job::new(context, args.command, &request.name, request.ttl)?;
-    let candidate =
-        Candidate { context, request, value, on_exit: on_exit.unwrap_or_default(), once: args.once };
-    job.with_report(context, async |job: &mut Job| candidate.run(job).await).await
+    let on_exit = on_exit.unwrap_or_default();
+    let candidate = Candidate { context, request, value, on_exit, once: args.once };
+    job.with_report(context, async |job: &mut Job| candidate.run(job, listener).await).await
 }
 
 struct Candidate<'a> {
@@ -52,11 +59,15 @@ struct Candidate<'a> {
 
 impl Candidate<'_> {
     /// Runs one term after another.
-    async fn run(&self, job: &mut Job) -> Result<Exit, Failure> {
+    async fn run(&self, job: &mut Job, listener: Option<LeaderListener>) -> Result<Exit, Failure> {
         let mut session = job.open(self.context, self.request.opening_limit()).await?;
         // If the store is unreachable, fail now instead of retrying forever, so that the user notices.
         let election = session.locker.election(self.request.name.as_str());
         session.signals.unless_interrupted(async { Ok(election.leader().await?) }).await?;
+        let page = listener.map(|listener| listener.serve(session.clock.clone(), self.request.ttl));
+        if let Some(page) = page.clone() {
+            tokio::spawn(async move { page.observe(&election).await });
+        }
         let mut pause = MIN_PAUSE;
         loop {
             let guard =
@@ -70,6 +81,9 @@ impl Candidate<'_> {
                     }
                     Err(failure) => return Err(failure),
                 };
+            if let Some(page) = &page {
+                page.leads(&guard, self.value.as_deref());
+            }
             let elected = session.clock.now();
             let ended = job.run_under(self.context, &mut session, guard, Completion::Release).await;
             let signal = session.signals.ending_signal();
@@ -129,11 +143,29 @@ fn value(context: &Context, flag: Option<String>) -> Result<Option<String>, Fail
 }
 
 /// Prints the current leader, and each change until stdout is closed. With `once`, prints only the current leader.
-async fn observe(context: &Context, name: &str, once: bool) -> Result<Exit, Failure> {
+async fn observe(
+    context: &Context,
+    name: &str,
+    once: bool,
+    listener: Option<LeaderListener>,
+) -> Result<Exit, Failure> {
+    let ttl = context.settings.pick(None, "ttl", duration)?.unwrap_or(Ttl::DEFAULT.get());
     let locker = context::open(&context.store()?).await?;
-    let mut changes = locker.election(name).observe();
-    while let Some(leader) = changes.next().await {
+    let election = locker.election(name);
+    let page = listener.map(|listener| listener.serve(context::clock(&locker), ttl));
+    let mut read = match &page {
+        Some(page) => election.observe_every(page.pause()),
+        None => election.observe(),
+    };
+    let mut printed = None;
+    while let Some(leader) = read.next().await {
         let leader = leader?;
+        if let Some(page) = &page {
+            page.saw(leader.clone());
+        }
+        if page.is_some() && printed.as_ref() == Some(&leader) {
+            continue;
+        }
         let line = if context.output.json {
             json::leader(name, leader.as_ref()).to_string()
         } else {
@@ -142,6 +174,7 @@ async fn observe(context: &Context, name: &str, once: bool) -> Result<Exit, Fail
         if !print_unless_closed(&format!("{line}\n"))? || once {
             break;
         }
+        printed = Some(leader);
     }
     Ok(Exit::Code(0))
 }

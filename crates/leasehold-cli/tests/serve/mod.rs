@@ -6,6 +6,7 @@ mod bad_input;
 mod claims;
 mod dashboard;
 mod holds;
+mod leader;
 mod limits;
 #[cfg(feature = "oidc")]
 mod oidc;

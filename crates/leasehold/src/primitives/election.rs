@@ -195,11 +195,21 @@ impl Election {
     ///   because the cause may be repaired.
     /// - An invalid name is reported as an item, and the stream ends.
     pub fn observe(&self) -> BoxStream<'static, Result<Option<Leader>>> {
+        self.observed(None)
+    }
+
+    /// Like [`observe`](Self::observe), but yields the leader after each read, even if it is the same, and reads again
+    /// after `pause` at most. So the age of the latest item is the age of the state.
+    pub fn observe_every(&self, pause: Duration) -> BoxStream<'static, Result<Option<Leader>>> {
+        self.observed(Some(pause))
+    }
+
+    fn observed(&self, every: Option<Duration>) -> BoxStream<'static, Result<Option<Leader>>> {
         let name = match self.lock.checked_name() {
             Ok(name) => name,
             Err(error) => return stream::iter([Err(error)]).boxed(),
         };
-        let observer = Observer::new(self.lock.locker().store().clone(), name);
+        let observer = Observer::new(self.lock.locker().store().clone(), name, every);
         stream::unfold(observer, async |mut observer| Some((observer.next().await, observer))).boxed()
     }
 }

@@ -22,6 +22,8 @@ pub(super) struct Observer {
     name: LockName,
     wait: Wait,
     reported: Reported,
+    /// If each read is reported: the longest pause between two reads.
+    every: Option<Duration>,
 }
 
 /// The event to wait for before the next poll.
@@ -39,8 +41,8 @@ enum Wait {
 }
 
 impl Observer {
-    pub(super) fn new(store: Arc<dyn LeaseStore>, name: LockName) -> Self {
-        Self { store, name, wait: Wait::Nothing, reported: Reported::default() }
+    pub(super) fn new(store: Arc<dyn LeaseStore>, name: LockName, every: Option<Duration>) -> Self {
+        Self { store, name, wait: Wait::Nothing, reported: Reported::default(), every }
     }
 
     /// Waits for the next leader or error to report.
@@ -51,7 +53,7 @@ impl Observer {
                 Ok(status) => {
                     let news = self.reported.news(&status.state, &self.store.capabilities());
                     self.wait = self.after(status, news.is_some());
-                    if let Some(leader) = news {
+                    if let Some(leader) = news.or_else(|| self.every.and_then(|_| self.reported.leader())) {
                         return Ok(leader);
                     }
                 }
@@ -67,13 +69,14 @@ impl Observer {
 
     async fn pause(&self) {
         let env = self.store.env();
+        let longest = |pause: Duration| self.every.map_or(pause, |every| pause.min(every));
         match &self.wait {
             Wait::Nothing => {}
-            Wait::Calm { pause } => env.sleep(env.random.jittered(*pause, SPREAD)).await,
+            Wait::Calm { pause } => env.sleep(env.random.jittered(longest(*pause), SPREAD)).await,
             Wait::Change { seen, pause } => {
                 tokio::select! {
                     () = self.store.holder_changed(&self.name, seen) => {}
-                    () = env.sleep(env.random.jittered(*pause, SPREAD)) => {}
+                    () = env.sleep(env.random.jittered(longest(*pause), SPREAD)) => {}
                 }
             }
         }
@@ -129,9 +132,13 @@ impl Reported {
         if self.latest.as_ref() == Some(&latest) && !mended {
             return None;
         }
-        let news = latest.as_ref().map(|(leader, _)| leader.clone());
         self.latest = Some(latest);
-        Some(news)
+        self.leader()
+    }
+
+    /// Returns the leader that was reported.
+    fn leader(&self) -> Option<Option<Leader>> {
+        self.latest.as_ref().map(|latest| latest.as_ref().map(|(leader, _)| leader.clone()))
     }
 
     /// Returns the error to report, if `error` is lasting and new.
