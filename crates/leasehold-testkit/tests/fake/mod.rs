@@ -229,6 +229,7 @@ impl Store {
             id: claim.id,
             ttl: claim.ttl,
             deadline: promised,
+            at_limit: false,
             memo: Some(Box::new(())),
         }
     }

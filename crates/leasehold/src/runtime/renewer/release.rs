@@ -38,6 +38,12 @@ impl Renewer {
         }
     }
 
+    /// Releases the lock because the hold is at its limit. Never passes it on, so that all processes see the end.
+    pub(super) async fn release_at_limit(&mut self, reply: Option<oneshot::Sender<Result<Released>>>) {
+        self.grant.at_limit = true;
+        self.release(reply).await;
+    }
+
     /// Releases the lock with a cooldown. Retries until the lease has lapsed. Reports only the final result to the
     /// caller, because no other process knows of the cooldown until the store has recorded it.
     pub(super) async fn cooldown(&mut self, period: Duration, reply: oneshot::Sender<Result<Released>>) {
