@@ -256,7 +256,7 @@ test("once runs the job and records it", async (t) => {
 test("once names the holder that ran the job", async (t) => {
   const [locker, agent] = await Fake.in(t).open();
   const running = locker.once("nightly", { per: "23h" }, () => assert.fail("it ran twice"));
-  const holder = { name: "ci-7", host: null, pid: null, note: null, value: null };
+  const holder = { name: "ci-7", host: null, pid: null, note: null, value: null, maxHoldMs: null };
   await agent.answer("once", { ev: "already_ran", holder, token: 12, ago_ms: 1_000, again_within_ms: null });
   assert.deepEqual(await running, { ran: false, holder, token: 12n, agoMs: 1_000, againWithinMs: null });
 });

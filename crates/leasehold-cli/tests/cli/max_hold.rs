@@ -48,7 +48,7 @@ fn a_command_that_obeys_sigterm_ends_before_the_limit() {
 #[test]
 fn a_command_that_ends_in_time_has_its_own_exit_code() {
     let sandbox = Sandbox::new();
-    sandbox.run("run x --max-hold 1h -- sh -c 'exit 7'").expect(7);
+    sandbox.run_script("run x --max-hold 1h", "exit 7").expect(7);
     sandbox.run("once y --per 1h --max-hold 1h -- true").expect(0);
     let history = sandbox.run("history x").expect(0).stdout;
     assert!(history.contains(" released "), "{history}");

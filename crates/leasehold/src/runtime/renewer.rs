@@ -207,7 +207,7 @@ impl Renewer {
     async fn run(mut self: Box<Self>, mut commands: oneshot::Receiver<Box<SentCommand>>) {
         match self.renew_until_over(&mut commands).await {
             Over::Command(sent) => return Box::pin(self.serve(sent)).await,
-            Over::Limit => return Box::pin(self.release_at_limit(None)).await,
+            Over::Limit => return Box::pin(self.release(None)).await,
             // A renewal may have been applied unnoticed. Release it, so that the next holder need not wait until it
             // lapses.
             Over::Expired => drop(self.try_release(None).await),
@@ -226,7 +226,7 @@ impl Renewer {
         match command {
             Some(Command::Cooldown(period, reply)) => self.cooldown(period, reply).instrument(span()).await,
             Some(Command::ReleaseAtLimit(reply)) => {
-                self.release_at_limit(Some(reply)).instrument(span()).await;
+                self.release_at_limit(reply).instrument(span()).await;
             }
             Some(Command::Release(reply)) => self.pass_on_or_release(Some(reply)).instrument(span()).await,
             None => self.pass_on_or_release(None).instrument(span()).await,

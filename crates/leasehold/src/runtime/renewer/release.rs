@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 use super::Renewer;
 use crate::clock::{RATE_ERROR, timeout};
 use crate::error::{Error, Fault, Result};
-use crate::lease::{Released, Ttl, attempt_limit};
+use crate::lease::{LossReason, Released, Ttl, attempt_limit};
 use crate::observe::{Event, ReleaseResult, elapsed};
 
 /// The first pause after a release that failed. Further pauses are longer.
@@ -39,9 +39,9 @@ impl Renewer {
     }
 
     /// Releases the lock because the hold is at its limit. Never passes it on, so that all processes see the end.
-    pub(super) async fn release_at_limit(&mut self, reply: Option<oneshot::Sender<Result<Released>>>) {
+    pub(super) async fn release_at_limit(&mut self, reply: oneshot::Sender<Result<Released>>) {
         self.grant.at_limit = true;
-        self.release(reply).await;
+        self.release(Some(reply)).await;
     }
 
     /// Releases the lock with a cooldown. Retries until the lease has lapsed. Reports only the final result to the
@@ -86,6 +86,8 @@ impl Renewer {
         // After the end of the lease, a release makes no difference to other processes, so it gets only the time of one
         // request.
         let env = self.state.env.clone();
+        // The guard may have been dropped right after the loss.
+        self.grant.at_limit |= self.state.known_loss().is_some_and(|loss| loss.reason == LossReason::Limit);
         let limit = self.grant.deadline.remaining(env.now()).max(attempt_limit(self.grant.ttl));
         let release = self.opened.store.release(&mut self.grant, cooldown);
         let outcome = timeout(&*env.clock, limit, release).await.unwrap_or_else(|| {
