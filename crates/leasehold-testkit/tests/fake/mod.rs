@@ -360,7 +360,7 @@ impl LeaseStore for Store {
         if !self.is(Flaw::ReleaseNotAtOnce)
             && let Some(live) = row.live.take()
         {
-            self.end(row, &live, End::Released);
+            self.end(row, &live, if grant.at_limit { End::Limit } else { End::Released });
             if self.is(Flaw::LockDelayAfterRelease) {
                 (row.rested_from, row.cooldown) = (Some(now), live.lock_delay);
             }

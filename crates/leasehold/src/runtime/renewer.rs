@@ -31,8 +31,8 @@ use tokio::sync::oneshot;
 use tracing::{Instrument, Span};
 
 pub(crate) use self::cohort::CohortGrant;
-use self::hold_state::Watchdog;
 pub(crate) use self::hold_state::{HoldState, LockAndToken, bind};
+use self::hold_state::{Phase, Watchdog};
 use crate::clock::{Deadline, Moment, timeout};
 use crate::env::Env;
 use crate::error::{Error, Result};
@@ -360,10 +360,6 @@ impl Renewer {
                 command = &mut *commands => {
                     (timeout(&*env.clock, attempt_limit(ttl), renewal).await, Some(command.ok()))
                 }
-                // Likewise a release at the limit of the hold.
-                () = self.state.over.cancelled() => {
-                    (timeout(&*env.clock, attempt_limit(ttl), renewal).await, None)
-                }
             }
         };
         self.renewal = match renewal {
@@ -399,11 +395,13 @@ impl Renewer {
 
     /// Returns why the hold has ended. Either its time was over, or its guard ended it and the command is on its way.
     async fn cancelled(&self, commands: &mut oneshot::Receiver<Box<SentCommand>>) -> Over {
-        match self.state.known_loss() {
-            Some(loss) if loss.reason == LossReason::Limit => Over::Limit,
-            Some(_) => Over::Expired,
-            None => Over::Command(commands.await.ok()),
+        if self.state.is_at_limit() {
+            return Over::Limit;
         }
+        if self.state.phase(|phase| matches!(phase, Phase::Lost(_))) {
+            return Over::Expired;
+        }
+        Over::Command(commands.await.ok())
     }
 
     async fn detach(&mut self, reply: oneshot::Sender<Result<(Ticket, oneshot::Sender<()>)>>) {

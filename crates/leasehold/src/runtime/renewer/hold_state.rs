@@ -248,6 +248,11 @@ impl HoldState {
         })
     }
 
+    /// Returns whether the hold was lost at its limit.
+    pub(super) fn is_at_limit(&self) -> bool {
+        self.phase(|phase| matches!(phase, Phase::Lost(loss) if loss.reason == LossReason::Limit))
+    }
+
     /// Records a loss, unless the hold is over.
     pub(super) fn lose(&self, loss: Loss) {
         let recorded = self.phase(|phase| phase.lose(&loss));

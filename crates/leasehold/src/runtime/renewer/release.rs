@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 use super::Renewer;
 use crate::clock::{RATE_ERROR, timeout};
 use crate::error::{Error, Fault, Result};
-use crate::lease::{LossReason, Released, Ttl, attempt_limit};
+use crate::lease::{Released, Ttl, attempt_limit};
 use crate::observe::{Event, ReleaseResult, elapsed};
 
 /// The first pause after a release that failed. Further pauses are longer.
@@ -87,7 +87,7 @@ impl Renewer {
         // request.
         let env = self.state.env.clone();
         // The guard may have been dropped right after the loss.
-        self.grant.at_limit |= self.state.known_loss().is_some_and(|loss| loss.reason == LossReason::Limit);
+        self.grant.at_limit |= self.state.is_at_limit();
         let limit = self.grant.deadline.remaining(env.now()).max(attempt_limit(self.grant.ttl));
         let release = self.opened.store.release(&mut self.grant, cooldown);
         let outcome = timeout(&*env.clock, limit, release).await.unwrap_or_else(|| {
