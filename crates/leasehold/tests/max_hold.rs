@@ -124,11 +124,15 @@ async fn others_see_the_limit() {
 #[tokio::test(start_paused = true)]
 async fn a_task_that_takes_over_has_its_own_limit() {
     let world = World::new();
-    let (client, other) = (world.dated(1), world.dated(2));
-    let held = limited(&other).await;
+    let client = world.observer(1);
     let lock = locker(&client).lock("x").ttl(TTL).max_hold(LIMIT);
-    let tasks = [lock.clone(), lock].map(|lock| tokio::spawn(async move { lock.acquire().await.unwrap() }));
+    // The first grant of a new record has only one token.
+    lock.acquire().await.unwrap().release().await.unwrap();
     client.env.sleep(SECOND).await;
+    let held = lock.try_acquire().await.unwrap();
+    let tasks = [lock.clone(), lock].map(|lock| tokio::spawn(async move { lock.acquire().await.unwrap() }));
+    // The store's clock advances, so that the next grant has room for several tokens.
+    client.env.sleep(SECOND * 2).await;
     held.release().await.unwrap();
     let [first, second] = tasks;
     let first = first.await.unwrap();

@@ -49,7 +49,7 @@ the lock for all of them.
 Examples:
   leasehold run deploy/prod -- make deploy
   leasehold run nightly -q --try -E 0 -- ./report.sh    # from cron, on many machines
-  leasehold run sync --max-hold 2h -- ./sync    # a job that hangs blocks others for at most two hours
+  leasehold run sync --max-hold 2h -- ./sync    # a job that hangs is killed
   leasehold run migrate --wait 10m --report out.json -- ./migrate
   leasehold run render --permits 3 -- ./render.sh    # at most three at a time
   leasehold run index --shared -- ./search           # together with other readers

@@ -95,8 +95,8 @@ All other subcommands:
   123, 124, 125, 128 + signal   as above. After SIGTERM, serve exits with 0
 
 A command can use these codes itself. To tell the cases apart, use `--report FILE`. The field `outcome` of the JSON
-report is one of exited, signaled, lost, limit, held, timed_out, interrupted, not_found, not_executable, failed. For once also:
-already_ran, and not_recorded (the command succeeded, but the run could not be recorded in the store).
+report is one of exited, signaled, lost, limit, held, timed_out, interrupted, not_found, not_executable, failed. For
+once also: already_ran, and not_recorded (the command succeeded, but the run could not be recorded in the store).
 ";
 
 const ENVIRONMENT: &str = "\
