@@ -53,6 +53,15 @@ def test_an_eviction_is_reported(locker: Locker) -> None:
     assert lost.value.reason == "ended" and not guard.is_held and guard.remaining == 0
 
 
+def test_a_hold_ends_at_its_limit(locker: Locker) -> None:
+    with pytest.raises(LockLost) as lost, locker.lock("x", max_hold="1s").hold() as guard:
+        assert lost_event(guard).wait(LIMIT)
+    assert lost.value.reason == "limit"
+    locker.lock("x").guard(timeout=LIMIT).release()
+    ended = locker.status("x").history[1]
+    assert ended.end == "limit" and ended.holder is not None and ended.holder.max_hold == 1
+
+
 def test_an_agent_forgets_a_hold_that_is_over(locker: Locker) -> None:
     # Otherwise, its thread would check a deadline that has passed again and again.
     released, evicted = locker.lock("x").guard(), locker.lock("y", ttl="10s").guard()

@@ -330,7 +330,10 @@ export class Agent {
     if (!hold.isHeld) return;
     // A stopped agent may renew the lease when it continues, so it must release the lock.
     this.#releaseUnasked(hold);
-    this.lose(hold, "expired", `the lock ${JSON.stringify(hold.lock)} was lost: its lease was not renewed in time`);
+    const [reason, why]: [LossReason, string] = hold.isAtLimit
+      ? ["limit", "it was held for as long as its limit allows"]
+      : ["expired", "its lease was not renewed in time"];
+    this.lose(hold, reason, `the lock ${JSON.stringify(hold.lock)} was lost: ${why}`);
   }
 
   /** Marks a hold as lost. Runs user code. */

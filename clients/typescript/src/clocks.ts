@@ -97,6 +97,11 @@ export class Deadline {
     return Math.max(0, this.#span - elapsed - this.#clocks.resolution);
   }
 
+  /** When the span ends, on the wall clock. */
+  get end(): number {
+    return this.#start.wall + this.#span;
+  }
+
   /** Returns whether the span of this deadline began before that of `other`. */
   isOlderThan(other: Deadline): boolean {
     return this.#start.boot < other.#start.boot;

@@ -43,12 +43,14 @@ export class LockHeldError extends LeaseholdError {
  * Why a lock was lost.
  *
  * - `expired`: the lease was not renewed in time.
+ * - `limit`: the lock was held for as long as {@link LockOptions.maxHold} allows.
  * - `taken_over`, `ended` (evicted, or released through a ticket), `deleted`, `renewed_elsewhere`: reported by the
  *   store.
  * - `agent`: the agent died, or sent a message that this package does not understand.
  * - `fenced`: a write was refused because a holder with a higher token has written.
  */
-export type LossReason = "expired" | "taken_over" | "ended" | "deleted" | "renewed_elsewhere" | "agent" | "fenced";
+export type LossReason =
+  "expired" | "limit" | "taken_over" | "ended" | "deleted" | "renewed_elsewhere" | "agent" | "fenced";
 
 /** The lock was lost. Stop the work that it protected: another process may have the lock. */
 export class LockLostError extends LeaseholdError {

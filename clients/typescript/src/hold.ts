@@ -14,6 +14,8 @@ export class Hold {
   readonly lost: Promise<LockLostError>;
   #state: "held" | "lost" | "over" = "held";
   #deadline: Deadline;
+  /** When the hold ends at its limit, in microseconds on the wall clock. */
+  readonly #limit: number | null;
   #loss: LockLostError | null = null;
   readonly #abort = new AbortController();
   #settle!: (loss: LockLostError) => void;
@@ -24,6 +26,7 @@ export class Hold {
     this.lock = string(held["lock"]);
     this.token = optional(held, "token", token);
     this.#deadline = Deadline.from(held);
+    this.#limit = optional(held, "limit_us", number);
     this.lost = new Promise((settle) => (this.#settle = settle));
   }
 
@@ -42,6 +45,11 @@ export class Hold {
   /** Returns how long the lock is certain to be held, in microseconds. Returns 0 if the hold is over. */
   remaining(now?: Moment | null): number {
     return this.#state === "held" ? this.#deadline.remaining(now) : 0;
+  }
+
+  /** Whether the deadline is the limit of the hold. Both are rounded to microseconds. */
+  get isAtLimit(): boolean {
+    return this.#limit !== null && this.#deadline.end >= this.#limit - 1_000;
   }
 
   /**

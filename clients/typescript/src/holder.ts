@@ -14,6 +14,8 @@ export interface Holder {
   readonly note: string | null;
   /** The value that a leader advertises. */
   readonly value: string | null;
+  /** The limit of the hold in milliseconds, from the grant on. */
+  readonly maxHoldMs: number | null;
 }
 
 /** The grant because of which a lock is not free. */
@@ -46,6 +48,7 @@ export function readHolder(value: Message): Holder {
     pid: optional(value, "pid", number),
     note: optional(value, "note", string),
     value: optional(value, "value", string),
+    maxHoldMs: optional(value, "max_hold_ms", number),
   };
 }
 

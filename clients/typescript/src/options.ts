@@ -14,6 +14,8 @@ export interface LockOptions {
   readonly note?: string | undefined;
   /** How much longer other processes wait after the lease has lapsed, before the lock is granted again. */
   readonly lockDelay?: Duration | undefined;
+  /** Limits how long the lock is held, from the grant on. Then it is lost (`limit`) and free for others. */
+  readonly maxHold?: Duration | undefined;
   /** How long to keep trying a store that does not respond. */
   readonly storeTimeout?: Duration | undefined;
   /** If `true`, this process does not queue behind other waiters. */
@@ -43,6 +45,7 @@ export function fields(options: AcquireOptions): { [field: string]: unknown } {
     owner: options.owner,
     note: options.note,
     lock_delay_ms: span("lockDelay", options.lockDelay),
+    max_hold_ms: span("maxHold", options.maxHold),
     store_timeout_ms: span("storeTimeout", options.storeTimeout),
     barge: options.barge,
     for_ticket: options.forTicket,
@@ -51,7 +54,7 @@ export function fields(options: AcquireOptions): { [field: string]: unknown } {
 }
 
 const KNOWN = new Set([
-  ...["ttl", "wait", "owner", "note", "lockDelay", "storeTimeout", "barge", "forTicket", "signal", "onWaiting"],
+  ...["ttl", "wait", "owner", "note", "lockDelay", "maxHold", "storeTimeout", "barge", "forTicket", "signal", "onWaiting"],
 ]);
 
 /** Merges the settings of a lock with the options of one request. An option that is `undefined` changes no setting. */

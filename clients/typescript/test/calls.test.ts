@@ -21,16 +21,27 @@ test("options become fields", async (t) => {
     note: "why",
     barge: true,
     lockDelay: 5,
+    maxHold: "2h",
     storeTimeout: "0.5s",
     forTicket: true,
   });
   const { id, ...request } = await agent.next("acquire");
   assert.deepEqual(request, {
     ...{ op: "acquire", store: "mem:", lock: "s", mode: "permit", permits: 3, ttl_ms: 60_000, wait_ms: 5_400_000 },
-    ...{ owner: "me", note: "why", lock_delay_ms: 5, store_timeout_ms: 500, barge: true, for_ticket: true },
+    ...{ owner: "me", note: "why", lock_delay_ms: 5, max_hold_ms: 7_200_000, store_timeout_ms: 500, barge: true, for_ticket: true },
   });
   agent.send(held(id));
   await acquiring;
+});
+
+test("a hold whose deadline is its limit ends for that reason", async (t) => {
+  for (const [limit_us, reason] of [
+    [Date.now() * 1_000, "limit"],
+    [(Date.now() + 60_000) * 1_000, "expired"],
+  ] as const) {
+    const { guard } = await guarded(Fake.in(t), 50, { limit_us });
+    assert.equal((await guard.lost).reason, reason);
+  }
 });
 
 test("a bad duration or option is named, and nothing is sent", async (t) => {
@@ -245,7 +256,7 @@ test("once runs the job and records it", async (t) => {
 test("once names the holder that ran the job", async (t) => {
   const [locker, agent] = await Fake.in(t).open();
   const running = locker.once("nightly", { per: "23h" }, () => assert.fail("it ran twice"));
-  const holder = { name: "ci-7", host: null, pid: null, note: null, value: null };
+  const holder = { name: "ci-7", host: null, pid: null, note: null, value: null, maxHoldMs: null };
   await agent.answer("once", { ev: "already_ran", holder, token: 12, ago_ms: 1_000, again_within_ms: null });
   assert.deepEqual(await running, { ran: false, holder, token: 12n, agoMs: 1_000, againWithinMs: null });
 });

@@ -287,7 +287,7 @@ test("errors of the agent become errors of their class, with help", async (t) =>
     await agent.answer("acquire", { ev: "error", message: "no", help: ["do this"], ...answer });
     return (await caught) as Error & { kind: string; help: string[] };
   };
-  const holder = { name: "ci-7", host: "a", pid: 4, note: null, value: null };
+  const holder = { name: "ci-7", host: "a", pid: 4, note: null, value: null, maxHoldMs: null };
   const heldBy = await failing({ kind: "held", held_by: { holder, token: 9, held_ms: 5 } });
   assert.ok(heldBy instanceof LockHeldError);
   assert.deepEqual([heldBy.holder, heldBy.heldBy?.token], [holder, 9n]);

@@ -27,6 +27,8 @@ const COMMAND_LINE: &str = "command-line";
 pub(crate) struct Request {
     pub(crate) name: LockName,
     pub(crate) ttl: Duration,
+    /// The limit of the hold.
+    pub(crate) max_hold: Option<Duration>,
     pub(crate) wait_policy: WaitPolicy,
     pub(crate) conflict_code: Option<u8>,
     mode: Mode,
@@ -47,7 +49,7 @@ impl Request {
         settings: &Settings,
         name: LockName,
         claim: &ClaimArgs,
-        ttl: Option<Duration>,
+        (ttl, max_hold): (Option<Duration>, Option<Duration>),
         note: Note,
         (subcommand, suffix): (&'static str, &'static str),
     ) -> Result<Self, Failure> {
@@ -59,6 +61,7 @@ impl Request {
         Ok(Self {
             name,
             ttl,
+            max_hold: settings.pick(max_hold, "max-hold", duration)?,
             wait_policy: wait_policy(settings, claim)?,
             conflict_code: settings.pick(claim.conflict_exit_code, "conflict-exit-code", code)?,
             owner: settings.pick(claim.holder.owner.clone(), "owner", text)?,
@@ -200,6 +203,10 @@ impl Request {
 
     fn lock(&self, locker: &Locker) -> Lock {
         let lock = locker.lock(self.name.as_str()).ttl(self.ttl).store_timeout(self.store_timeout());
+        let lock = match self.max_hold {
+            Some(limit) => lock.max_hold(limit),
+            None => lock,
+        };
         let lock = if self.note.is_empty() { lock } else { lock.note(&self.note) };
         let lock = if self.for_ticket { lock.for_ticket() } else { lock };
         let lock = if self.barges { lock.barge() } else { lock };

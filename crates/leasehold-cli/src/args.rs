@@ -220,6 +220,9 @@ pub(crate) struct AcquireArgs {
     /// How long the lease lasts without a renewal [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) ttl: Option<Duration>,
+    /// Refuse renewals when the lock has been held for this long, like ShedLock's lockAtMostFor [default: no limit]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) max_hold: Option<Duration>,
 }
 
 #[derive(Debug, Args)]

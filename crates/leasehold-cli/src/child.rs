@@ -67,6 +67,7 @@ pub(crate) struct Plan {
     pub(crate) on_lost: OnLost,
     /// Send SIGTERM when this much of the lease remains.
     pub(crate) grace: Duration,
+    /// The ttl of the lease, or the limit of the hold if that is shorter.
     pub(crate) ttl: Duration,
     /// Whether to run the command in a new cgroup and kill all processes left in it.
     pub(crate) cgroup: bool,

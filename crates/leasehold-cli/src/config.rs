@@ -31,6 +31,7 @@ pub(crate) struct Settings {
 struct File {
     store: Option<String>,
     ttl: Option<String>,
+    max_hold: Option<String>,
     wait: Option<String>,
     store_timeout: Option<String>,
     conflict_exit_code: Option<u8>,
@@ -183,6 +184,7 @@ impl Settings {
         match name {
             "store" => file.store.clone(),
             "ttl" => file.ttl.clone(),
+            "max-hold" => file.max_hold.clone(),
             "wait" => file.wait.clone(),
             "store-timeout" => file.store_timeout.clone(),
             "conflict-exit-code" => file.conflict_exit_code.map(|code| code.to_string()),

@@ -13,6 +13,8 @@ pub(crate) const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, 
 pub(crate) const NEGATIVE: u8 = 1;
 /// The command line is wrong.
 pub(crate) const USAGE: u8 = 2;
+/// The lock was held for as long as `--max-hold` allows, and CMD was stopped. If CMD ran, replaces its status.
+pub(crate) const LIMIT: u8 = 121;
 /// The lock was lost, or a higher token has written the object. If CMD ran, replaces its status, so that work done
 /// after the loss does not look successful. Three places return it:
 ///

@@ -12,15 +12,16 @@ use clap::ValueEnum as _;
 use futures_util::poll;
 use leasehold::clock::{Clock, timeout};
 use leasehold::view::ms;
-use leasehold::{AlreadyRan, Due, ErrorKind, Guard, LockName, Locker, Ticket};
+use leasehold::{AlreadyRan, Due, ErrorKind, Guard, LockName, Locker, LossReason, Ticket};
 
 pub(crate) use self::completion::Completion;
+use self::completion::Ending;
 use crate::acquisition::Request;
 use crate::args::{CommandArgs, OnLost, duration};
 use crate::child::{self, Dismissed, Ended, Hold, Plan, Prepared};
 use crate::config::{Settings, Store};
 use crate::context::{self, Context};
-use crate::exit::{Exit, FAILED, Failure, LOST};
+use crate::exit::{Exit, FAILED, Failure, LIMIT, LOST};
 use crate::output::{Output, human, json, print_on_stderr};
 use crate::report::{self, EarlierRun, MetricsFile, Report};
 use crate::signals::Signals;
@@ -47,6 +48,8 @@ const OF_ONE_RUN: [&str; 6] = [
 pub(crate) struct Job {
     command: Vec<OsString>,
     plan: Plan,
+    /// The limit of the hold.
+    max_hold: Option<Duration>,
     lock: LockName,
     store: Store,
     /// The variables that name the store for the command.
@@ -92,9 +95,9 @@ impl Job {
         context: &Context,
         args: CommandArgs,
         lock: &LockName,
-        ttl: Duration,
+        lease: (Duration, Option<Duration>),
     ) -> Result<Self, Failure> {
-        Self::on(context, context.store()?, args, lock, ttl)
+        Self::on(context, context.store()?, args, lock, lease)
     }
 
     /// Like [`new`](Self::new), but in `store`.
@@ -103,12 +106,15 @@ impl Job {
         store: Store,
         args: CommandArgs,
         lock: &LockName,
-        ttl: Duration,
+        (ttl, max_hold): (Duration, Option<Duration>),
     ) -> Result<Self, Failure> {
         let settings = &context.settings;
         let file = settings.pick(args.report, "report", |text| Ok(text.into()))?;
         let on_lost = settings.pick(args.on_lost, "on-lost", |text| OnLost::from_str(text, false))?;
         let grace = grace(settings, args.grace, ttl)?;
+        if let Some(limit) = max_hold {
+            check_limit(limit, grace)?;
+        }
         let cgroup = Settings::switch(args.cgroup, "cgroup")?;
         if cgroup && on_lost == Some(OnLost::None) {
             return Err(Failure::usage(
@@ -122,7 +128,13 @@ impl Job {
         let metrics = metrics.map(|file| MetricsFile::new(file, lock.clone())).transpose()?;
         Ok(Self {
             command: if args.shell { in_shell(args.command) } else { args.command },
-            plan: Plan { on_lost: on_lost.unwrap_or_default(), grace, ttl, cgroup },
+            plan: Plan {
+                on_lost: on_lost.unwrap_or_default(),
+                grace,
+                ttl: max_hold.map_or(ttl, |limit| limit.min(ttl)),
+                cgroup,
+            },
+            max_hold,
             lock: lock.clone(),
             file,
             metrics,
@@ -258,7 +270,8 @@ impl Job {
                     return Failure { code: FAILED, ..error.into() };
                 }
                 self.report.lost_reason = error.loss().map(|loss| loss.reason.as_str());
-                Failure { code: LOST, ..Failure::from(error) }.with_help("the command was not run")
+                let (kind, code) = if is_limit(&error) { ("limit", LIMIT) } else { ("lost", LOST) };
+                Failure { code, kind: kind.to_owned(), ..error.into() }.with_help("the command was not run")
             })
         });
         let resumed = resumed.await;
@@ -334,9 +347,22 @@ impl Job {
         // Check before the release ends the guard, because work done after the deadline must not look protected.
         let mut loss = guard.check().err();
         self.report.held_ms = Some(ms(clock.now().longest_since(granted)));
-        let cooldown = completion.cooldown(&ended).filter(|_| loss.is_none());
-        let unrecorded = self.end_lease(context, guard, &mut loss, session, (completion, cooldown)).await;
-        let exit = self.conclude(context, ended?, loss);
+        let stopped = matches!(&ended, Ok(Some(Ended { stopped: true, .. })));
+        let at_limit = match &loss {
+            Some(error) => is_limit(error),
+            // The command is stopped a little before the limit.
+            None => {
+                stopped && guard.limit().is_some_and(|limit| limit.remaining(clock.now()) <= self.plan.grace)
+            }
+        };
+        let ending = match completion.cooldown(&ended).filter(|_| loss.is_none()) {
+            _ if at_limit => Ending::AtLimit,
+            Some(period) => Ending::Cooldown(period),
+            None if matches!(completion, Completion::KeepHeld) => Ending::Renewal,
+            None => Ending::Release,
+        };
+        let unrecorded = self.end_lease(context, guard, &mut loss, session, ending).await;
+        let exit = self.conclude(context, ended?, loss, at_limit);
         Ok(match unrecorded {
             Some(error) => self.unrecorded(context, &error, exit),
             None => exit,
@@ -421,6 +447,22 @@ fn grace(settings: &Settings, flag: Option<Duration>, ttl: Duration) -> Result<D
         ));
     }
     Ok(grace)
+}
+
+/// Checks that there is time for the command between the grant and the first signal.
+fn check_limit(limit: Duration, grace: Duration) -> Result<(), Failure> {
+    if limit > grace {
+        return Ok(());
+    }
+    let [limit, grace] = [limit, grace].map(humantime::format_duration);
+    Err(Failure::usage(format!("max-hold {limit} is not longer than grace {grace}")).with_help(
+        "the command gets SIGTERM when --grace is left of --max-hold. Increase --max-hold or reduce --grace",
+    ))
+}
+
+/// Returns whether `error` is the loss of a lock at the limit of its hold.
+fn is_limit(error: &leasehold::Error) -> bool {
+    error.loss().is_some_and(|loss| loss.reason == LossReason::Limit)
 }
 
 /// Returns `command` as a shell command line.

@@ -17,7 +17,7 @@ use crate::exit::{FAILED, Failure};
 /// The document. Field names are stable; a field that does not apply is null.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Report {
-    /// `exited`, `signaled`, `lost`, `held`, `timed_out`, `interrupted`, `not_found`, `not_executable`, `failed`. For
+    /// `exited`, `signaled`, `lost`, `limit`, `held`, `timed_out`, `interrupted`, `not_found`, `not_executable`, `failed`. For
     /// `once` also `already_ran`, and `not_recorded`: the command succeeded, but the run could not be recorded in the
     /// store.
     pub(crate) outcome: String,
@@ -36,7 +36,7 @@ pub(crate) struct Report {
     pub(crate) waited_ms: Option<u64>,
     /// How long the lock was held while the command ran.
     pub(crate) held_ms: Option<u64>,
-    /// `expired`, `taken_over`, `ended`, `deleted`, or `not_renewed`: the command was stopped before the lease ended.
+    /// `expired`, `taken_over`, `ended`, `deleted`, `limit`, or `not_renewed`: the command was stopped before the lease ended.
     pub(crate) lost_reason: Option<&'static str>,
     /// Whether the store has recorded the release. If not, the lease ends by itself.
     pub(crate) released: Option<bool>,
@@ -73,9 +73,8 @@ impl From<AlreadyRan> for EarlierRun {
 impl Report {
     pub(crate) fn failed(mut self, failure: &Failure) -> Self {
         self.outcome = match failure.kind.as_str() {
-            kind @ ("held" | "lost" | "timed_out" | "interrupted" | "not_found" | "not_executable") => {
-                kind.to_owned()
-            }
+            kind @ ("held" | "lost" | "limit" | "timed_out" | "interrupted" | "not_found"
+            | "not_executable") => kind.to_owned(),
             _ => "failed".to_owned(),
         };
         self.exit_code = failure.code;

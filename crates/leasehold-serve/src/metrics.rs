@@ -59,7 +59,7 @@ const OPERATIONS: &[Operation] = &[
 ];
 
 /// The reasons of losses.
-const REASONS: &[&str] = &["expired", "taken_over", "ended", "deleted", "renewed_elsewhere"];
+const REASONS: &[&str] = &["expired", "taken_over", "ended", "deleted", "renewed_elsewhere", "limit"];
 
 /// Why a request has no principal.
 const UNAUTHORIZED: &[&str] = &["missing", "wrong"];
@@ -252,7 +252,8 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }
-        let reasons = [LossReason::Ended, LossReason::Deleted, LossReason::RenewedElsewhere];
+        let reasons =
+            [LossReason::Ended, LossReason::Deleted, LossReason::RenewedElsewhere, LossReason::Limit];
         for reason in reasons.iter().chain([&LossReason::Expired { last_error: None }]) {
             assert!(REASONS.contains(&reason.as_str()), "{reason:?}");
         }

@@ -27,7 +27,7 @@ pub(crate) struct Problem {
     /// Who holds the lock, for `held`, and for `lost` with the reason `taken_over`.
     #[serde(skip_serializing_if = "Option::is_none")]
     held_by: Option<Box<HolderView>>,
-    /// For `lost` and `key-spent`: `expired`, `taken_over`, `ended`, `deleted` or `renewed_elsewhere`.
+    /// For `lost` and `key-spent`: `expired`, `taken_over`, `ended`, `deleted`, `renewed_elsewhere` or `limit`.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
     /// For `changed`: the current token; null if the lock is not held. For `lost` and `key-spent`: the token that was

@@ -58,7 +58,7 @@ pub(crate) async fn until_renewed(guard: &Guard) {
 /// Returns the holder in the first stored formats.
 pub(crate) fn alice() -> Holder {
     let note = Some("make deploy".into());
-    Holder { name: "alice".into(), host: "ci-7".into(), pid: 4121, note, value: None }
+    Holder { name: "alice".into(), host: "ci-7".into(), pid: 4121, note, ..Holder::default() }
 }
 
 /// Asserts that the store reads the lock as the first version wrote it: `holder` has it, and bob had it before.

@@ -194,6 +194,7 @@ async fn a_claim_that_is_withdrawn_leaves_the_line() {
         id: first.claim.id,
         ttl: first.claim.ttl,
         deadline: deadline(first.claim.ttl, first.store.env().now()),
+        at_limit: false,
         memo: None,
     };
     world.are_slow().await;

@@ -96,6 +96,7 @@ async fn a_waiters_grant_with_a_lost_response_is_found_or_withdrawn() {
                 id: waiting.id,
                 ttl: waiting.ttl,
                 deadline: deadline(waiting.ttl, behind.env().now()),
+                at_limit: false,
                 memo: None,
             };
             assert_eq!(behind.release(&mut withdrawn, None).await.unwrap(), Released::Released);

@@ -225,6 +225,7 @@ async fn a_claim_that_is_withdrawn_leaves_the_line() {
         id: earlier.id,
         ttl: earlier.ttl,
         deadline: first.deadline,
+        at_limit: false,
         memo: None,
     };
     two.store.release(&mut given_up, None).await.unwrap();

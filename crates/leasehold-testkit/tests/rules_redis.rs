@@ -315,7 +315,16 @@ async fn waiters_are_granted_the_lock_in_the_order_of_joining() {
     let Claim { name, id, ttl, .. } = b.1.clone();
     let token = Token::new(0).unwrap();
     let now = store.env().now();
-    let mut withdrawn = Grant { name, token, after: None, id, ttl, deadline: deadline(ttl, now), memo: None };
+    let mut withdrawn = Grant {
+        name,
+        token,
+        after: None,
+        id,
+        ttl,
+        deadline: deadline(ttl, now),
+        at_limit: false,
+        memo: None,
+    };
     let told = asked(&c).await.unwrap_err();
     assert_eq!((told.ahead, told.waiter_ahead.as_ref().unwrap().name.as_str()), (Some(1), "b"));
     b.0.release(&mut withdrawn, None).await.unwrap();

@@ -60,6 +60,7 @@ fn every_format_has_its_golden_files() {
             "1-held.json",
             "1-kubernetes-held.json",
             "1-leading.json",
+            "1-limit.json",
             "1-line.json",
             "1-probe-marker.json",
             "1-sqlite-processes.json",
@@ -67,6 +68,7 @@ fn every_format_has_its_golden_files() {
             "1-update-marks.txt",
             "2-probe-marker-since.json",
             "2-probe-marker.json",
+            "2-ticket-limit.txt",
             "2-ticket.txt",
         ]
     );

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{Grant, Loss, LossReason, Released, Token};
+use crate::runtime::limit::Limit;
 use crate::runtime::open_store::OpenStore;
 use crate::runtime::renewer::{Command, Hold, RenewerHandle, bind, keep};
 use crate::runtime::task;
@@ -52,9 +53,9 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Creates a guard that keeps `grant`, the grant of a ticket. Must be called within a tokio runtime.
-    pub(crate) fn new(opened: Arc<OpenStore>, grant: Grant) -> Self {
-        Self::of(keep(opened, grant, None, None))
+    /// Creates a guard that keeps `grant`, the grant of a ticket, until `limit` at the latest. Must be called within a tokio runtime.
+    pub(crate) fn new(opened: Arc<OpenStore>, grant: Grant, limit: Option<Limit>) -> Self {
+        Self::of(keep(opened, grant, limit, None, None))
     }
 
     pub(crate) fn of(hold: Hold) -> Self {
@@ -207,6 +208,22 @@ impl Guard {
     /// lapsed.
     pub async fn release(self) -> Result<Released> {
         self.give_up(Command::Release).await
+    }
+
+    /// Returns when the hold ends, however often its lease is renewed: see [`Lock::max_hold`](crate::Lock::max_hold).
+    /// Returns `None` without a limit. Local, no I/O.
+    pub fn limit(&self) -> Option<Deadline> {
+        self.each().filter_map(|guard| Some(guard.hold.state.limit()?.until)).reduce(Deadline::earliest)
+    }
+
+    /// Releases the lock like [`release`](Self::release), because the work took too long. The history then shows that the
+    /// hold ended at its [limit](Self::limit) ([`End::Limit`](crate::lease::End::Limit)). Use it if you stop the work a
+    /// little before the limit.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`release`](Self::release).
+    pub async fn release_at_limit(self) -> Result<Released> {
+        self.give_up(Command::ReleaseAtLimit).await
     }
 
     /// Releases the lock at the end of the work that it protected. If the release fails, logs the error and retries in

@@ -193,7 +193,7 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
 /// # let claim = Claim::new(&env, "deploy".parse()?, Ttl::DEFAULT, Holder::this_process());
 /// let sent = env.now(); // before the request that granted it
 /// let (Claim { name, id, ttl, .. }, token) = (claim, Token::new(34).unwrap());
-/// let grant = Grant { name, token, after: None, id, ttl, deadline: deadline(ttl, sent), memo: None };
+/// let grant = Grant { name, token, after: None, id, ttl, deadline: deadline(ttl, sent), at_limit: false, memo: None };
 /// assert!(!grant.deadline.passed(env.now()));
 /// # Ok::<(), leasehold::Error>(())
 /// ```
@@ -212,6 +212,8 @@ pub struct Grant {
     pub ttl: Ttl,
     /// When the lease ends for its holder, unless it is renewed.
     pub deadline: Deadline,
+    /// Whether the hold reached its [limit](crate::Lock::max_hold). A release then records [`End::Limit`].
+    pub at_limit: bool,
     /// What the store needs to renew and release the grant. `None` for a grant that comes from a ticket.
     pub memo: Option<Box<dyn Any + Send + Sync>>,
 }
@@ -225,7 +227,12 @@ impl Grant {
     /// Creates the grant with which a release withdraws the claim `id`. It has no token and does not count as a grant.
     pub(crate) fn withdrawn(name: LockName, id: Id, ttl: Ttl, now: Moment) -> Self {
         let (token, deadline) = (Token::default(), deadline(ttl, now));
-        Self { name, token, after: None, id, ttl, deadline, memo: None }
+        Self { name, token, after: None, id, ttl, deadline, at_limit: false, memo: None }
+    }
+
+    /// Returns how a release ends this grant.
+    pub(crate) const fn end(&self) -> End {
+        if self.at_limit { End::Limit } else { End::Released }
     }
 
     /// Returns the loss for [`AcquireOutcome::Lost`] if this grant's deadline passed before the grant could be

@@ -16,6 +16,7 @@ use crate::runtime::outage::{Outage, WaitLimit, store_timeout};
 use crate::runtime::queue::{OnWait, Queue};
 use crate::runtime::renewer::Hold;
 use crate::types::{LockName, is_unprintable};
+use crate::view::ms;
 
 /// The maximum length of a holder's name and note in a record, in characters.
 const MAX_TEXT: usize = 200;
@@ -42,6 +43,7 @@ pub struct Lock {
     name: String,
     ttl: Duration,
     lock_delay: Duration,
+    max_hold: Option<Duration>,
     store_timeout: Option<Duration>,
     holder: Holder,
     on_wait: Option<Arc<OnWait>>,
@@ -65,6 +67,7 @@ impl Lock {
             name,
             ttl: Ttl::DEFAULT.get(),
             lock_delay: Duration::ZERO,
+            max_hold: None,
             store_timeout: None,
             last_error: LastError::default(),
             limit: None,
@@ -116,6 +119,23 @@ impl Lock {
         self
     }
 
+    /// Limits how long the lock is held, from the grant on, however often the lease is renewed. Use it for work that may
+    /// hang. Must be at least 500 ms. Other processes see the limit. ShedLock calls it `lockAtMostFor`.
+    ///
+    /// At the limit, the guard is lost ([`LossReason::Limit`](crate::LossReason::Limit)) and the lock is released, so
+    /// that others get it at once. The work itself does not stop by itself: see [`Guard::lost`]. The time is measured on
+    /// this machine, like the deadline of a guard; it includes the time of a suspend.
+    ///
+    /// A [`Ticket`](crate::Ticket) keeps the limit. Each renewal by ticket compares the limit with the time since the
+    /// grant on the store's clock, because the clocks of two machines may differ. So a ticket with a limit costs one more
+    /// request per renewal, and needs a store that shows this time
+    /// ([`HolderInfo::held_for`](crate::HolderInfo::held_for)).
+    #[must_use]
+    pub fn max_hold(mut self, limit: Duration) -> Self {
+        self.max_hold = Some(limit);
+        self
+    }
+
     /// Sets how long to retry while the store does not respond. Defaults to 15 s. For an acquisition that waits,
     /// defaults to 5 min as soon as the store has responded once.
     #[must_use]
@@ -134,7 +154,7 @@ impl Lock {
 
     /// Sets another process as the holder, as a server does for its clients. Other processes then see `holder`, and a
     /// store that detects dead processes ignores the death of this process. Each text except the value is truncated to
-    /// 200 characters.
+    /// 200 characters. Its [`max_hold_ms`](Holder::max_hold_ms) is shown, but not enforced here.
     #[must_use]
     pub fn on_behalf_of(mut self, holder: Holder) -> Self {
         self.holder = Holder {
@@ -295,7 +315,7 @@ impl Lock {
     /// that process dies, the others do not wait for long.
     pub(crate) fn for_queue(&self, name: &LockName) -> Self {
         let (ttl, lock_delay) = (self.ttl.min(LONGEST_PAUSE), Duration::ZERO);
-        Self { ttl, lock_delay, permit_queue: None, ..self.renamed(name).not_passed_on() }
+        Self { ttl, lock_delay, max_hold: None, permit_queue: None, ..self.renamed(name).not_passed_on() }
     }
 
     /// Returns whether `held` names this process or no holder.
@@ -350,6 +370,12 @@ impl Lock {
                 self.lock_delay
             )));
         }
+        if let Some(limit) = self.max_hold.filter(|limit| *limit < Ttl::MIN) {
+            return Err(Error::invalid(format!(
+                "max hold {limit:?} is out of range (minimum {:?})",
+                Ttl::MIN
+            )));
+        }
         let characters = self.holder.value.as_ref().map_or(0, |value| value.chars().count());
         if characters > MAX_VALUE {
             let message = format!("the value to advertise has {characters} characters (maximum {MAX_VALUE})");
@@ -361,6 +387,7 @@ impl Lock {
         let env = self.locker.store().env();
         let mut claim = Claim::new(env, self.checked_name()?, ttl, self.holder.clone());
         claim.lock_delay = self.lock_delay;
+        claim.holder.max_hold_ms = self.max_hold.map(ms).or(claim.holder.max_hold_ms);
         claim.store_timeout = store_timeout(self.store_timeout, false);
         claim.last_error = self.last_error.clone();
         claim.detached = self.for_another || self.holder.pid == 0;
@@ -375,6 +402,7 @@ impl Lock {
             claim,
             terms: None,
             wait,
+            max_hold: self.max_hold,
             on_wait: self.on_wait.clone(),
             store_timeout: self.store_timeout,
             limit: self.wait_limit(self.limit),

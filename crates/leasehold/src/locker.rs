@@ -10,11 +10,12 @@ use tracing::{Instrument, info_span};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::lease::{
-    Capabilities, Evicted, Eviction, Grant, Holder, HolderInfo, LeaseStore, Released, Renewal, Secret, State,
-    Status, StoreOptions, Swept, Token, Ttl,
+    Capabilities, Evicted, Eviction, Grant, Holder, HolderInfo, LeaseStore, Loss, LossReason, Released,
+    Renewal, Secret, State, Status, StoreOptions, Swept, Token, Ttl,
 };
 use crate::observe::Observer;
 use crate::proof::doctor::{self, Examination, Report};
+use crate::runtime::limit::Limit;
 use crate::runtime::open_store::OpenStore;
 use crate::runtime::queue::Queues;
 use crate::runtime::renewer::Hold;
@@ -204,13 +205,15 @@ impl Locker {
     /// Not cancel safe: a dropped call may or may not have had an effect. The call may be repeated.
     ///
     /// # Errors
-    /// - [`ErrorKind::Lost`](crate::ErrorKind::Lost): the lock was lost in the meantime.
+    /// - [`ErrorKind::Lost`](crate::ErrorKind::Lost): the lock was lost in the meantime, or is at its
+    ///   [limit](crate::Lock::max_hold), and was released.
     /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the ticket belongs to another store
     ///   ([`Ticket::check_store`]).
     /// - Any error from the store.
     pub async fn resume(&self, ticket: &Ticket) -> Result<Guard> {
         self.check(ticket)?;
-        Ok(Guard::new(self.opened().clone(), self.renewed(ticket).await?))
+        let (grant, limit) = self.renewed(ticket).await?;
+        Ok(Guard::new(self.opened().clone(), grant, limit))
     }
 
     /// Renews the lock of `ticket` once. Returns the ticket with the time for which the lock is now certain to be held.
@@ -221,17 +224,33 @@ impl Locker {
     /// Returns the same errors as [`resume`](Self::resume).
     pub async fn renew(&self, ticket: &Ticket) -> Result<HeldTicket> {
         self.check(ticket)?;
-        let grant = self.renewed(ticket).await?;
-        Ok(HeldTicket::new(ticket.clone(), grant.deadline, self.store().env().clone()))
+        let (grant, limit) = self.renewed(ticket).await?;
+        let deadline = Limit::of_lease(limit, grant.deadline);
+        Ok(HeldTicket::new(ticket.clone(), deadline, self.store().env().clone()))
     }
 
-    async fn renewed(&self, ticket: &Ticket) -> Result<Grant> {
-        let mut grant = ticket.grant(self.store().env().now());
+    /// Renews the lock of `ticket`. Returns the limit of the hold too. At the limit, releases the lock.
+    async fn renewed(&self, ticket: &Ticket) -> Result<(Grant, Option<Limit>)> {
+        let env = self.store().env();
+        let mut grant = ticket.grant(env.now());
         let span = info_span!("leasehold.renew", lock = %grant.name, token = grant.token.get());
-        match self.store().renew(&mut grant).instrument(span).await? {
-            Renewal::Renewed => Ok(grant),
-            Renewal::Lost(loss) => Err(Error::lost(loss)),
+        async {
+            let limit = Limit::of_ticket(ticket, self.opened()).await?;
+            let is_over = || limit.is_some_and(|limit| limit.until.passed(env.now()));
+            if !is_over()
+                && let Renewal::Lost(loss) = self.store().renew(&mut grant).await?
+            {
+                return Err(Error::lost(loss));
+            }
+            if is_over() {
+                grant.at_limit = true;
+                self.store().release(&mut grant, None).await?;
+                return Err(Error::lost(Loss::new(grant.name, grant.token, LossReason::Limit)));
+            }
+            Ok((grant, limit))
         }
+        .instrument(span)
+        .await
     }
 
     /// Releases the lock of `ticket`.
@@ -243,7 +262,18 @@ impl Locker {
     ///   ([`Ticket::check_store`]).
     /// - Any error from the store.
     pub async fn release(&self, ticket: &Ticket) -> Result<Released> {
-        self.end(ticket, None).await
+        self.end(ticket, None, false).await
+    }
+
+    /// Releases the lock of `ticket` like [`release`](Self::release), because the work took too long. See
+    /// [`Guard::release_at_limit`].
+    ///
+    /// Not cancel safe, like [`release`](Self::release).
+    ///
+    /// # Errors
+    /// Returns the same errors as [`release`](Self::release).
+    pub async fn release_at_limit(&self, ticket: &Ticket) -> Result<Released> {
+        self.end(ticket, None, true).await
     }
 
     /// Releases the lock of `ticket` like [`release`](Self::release). The lock is then not granted for `cooldown`.
@@ -255,12 +285,12 @@ impl Locker {
     ///   [no cooldowns](Capabilities::cooldowns).
     /// - Otherwise, the same errors as [`release`](Self::release).
     pub async fn release_with_cooldown(&self, ticket: &Ticket, cooldown: Duration) -> Result<Released> {
-        self.end(ticket, Some(cooldown)).await
+        self.end(ticket, Some(cooldown), false).await
     }
 
-    async fn end(&self, ticket: &Ticket, cooldown: Option<Duration>) -> Result<Released> {
+    async fn end(&self, ticket: &Ticket, cooldown: Option<Duration>, at_limit: bool) -> Result<Released> {
         self.check(ticket)?;
-        let mut grant = ticket.grant(self.store().env().now());
+        let mut grant = Grant { at_limit, ..ticket.grant(self.store().env().now()) };
         let span = info_span!("leasehold.release", lock = %grant.name, token = grant.token.get());
         Ok(self.store().release(&mut grant, cooldown).instrument(span).await?)
     }

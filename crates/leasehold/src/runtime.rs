@@ -5,6 +5,7 @@
 
 pub(crate) mod acquisition;
 pub(crate) mod hand_off;
+pub(crate) mod limit;
 pub(crate) mod open_store;
 pub(crate) mod outage;
 pub(crate) mod queue;

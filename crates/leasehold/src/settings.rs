@@ -32,6 +32,13 @@ macro_rules! settings {
             self
         }
 
+        /// Limits how long a lock is held, like [`Lock::max_hold`](crate::Lock::max_hold).
+        #[must_use]
+        pub fn max_hold(mut self, limit: Duration) -> Self {
+            self.lock = self.lock.max_hold(limit);
+            self
+        }
+
         /// Sets how long to keep trying if the store does not respond, like
         /// [`Lock::store_timeout`](crate::Lock::store_timeout).
         #[must_use]

@@ -14,6 +14,7 @@ use crate::error::{Error, Fault};
 use crate::lease::{Grant, PastGrant, Secret, Token, Ttl, deadline, secret_of};
 use crate::types::LockName;
 use crate::url::StoreUrl;
+use crate::view::ms;
 
 /// The prefix of a ticket's text: its kind and its format version.
 const PREFIX: &str = "lh2_";
@@ -48,6 +49,8 @@ pub struct Ticket {
     token: Token,
     ttl_ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    max_hold_ms: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     store: Option<String>,
 }
 
@@ -59,8 +62,13 @@ impl Ticket {
             secret: secret_of(&grant.name, grant.id)?,
             token: grant.token,
             ttl_ms: grant.ttl.as_millis(),
+            max_hold_ms: None,
             store,
         })
+    }
+
+    pub(crate) fn with_max_hold(self, max_hold: Option<Duration>) -> Self {
+        Self { max_hold_ms: max_hold.map(ms), ..self }
     }
 
     /// Returns the name of the lock.
@@ -78,6 +86,11 @@ impl Ticket {
     /// Returns the lease's time to live. The lease lapses this long after its last renewal.
     pub fn ttl(&self) -> Duration {
         Duration::from_millis(self.ttl_ms)
+    }
+
+    /// Returns the limit of the hold, from the grant on: see [`Lock::max_hold`](crate::Lock::max_hold).
+    pub fn max_hold(&self) -> Option<Duration> {
+        self.max_hold_ms.map(Duration::from_millis)
     }
 
     /// Returns the identity of the store, or `None` for a ticket that fits every store.
@@ -114,6 +127,7 @@ impl Ticket {
             id: self.secret.id(),
             ttl,
             deadline: deadline(ttl, now),
+            at_limit: false,
             memo: None,
         }
     }
@@ -228,6 +242,7 @@ mod tests {
             secret: Secret::new(&Env::system()),
             token: Token::new(7).unwrap(),
             ttl_ms: 30_000,
+            max_hold_ms: None,
             store: Some("s3://bucket".into()),
         }
     }
@@ -308,6 +323,9 @@ mod tests {
         let ticket = Ticket { secret: "00112233445566778899aabbccddeeff".parse().unwrap(), ..ticket() };
         assert_written("2-ticket.txt", &ticket.to_string());
         assert_eq!(golden("2-ticket.txt").parse::<Ticket>().unwrap(), ticket);
+        let limited = Ticket { max_hold_ms: Some(7_200_000), ..ticket };
+        assert_written("2-ticket-limit.txt", &limited.to_string());
+        assert_eq!(golden("2-ticket-limit.txt").parse::<Ticket>().unwrap(), limited);
     }
 
     proptest! {

@@ -261,6 +261,7 @@ mod tests {
                     holder: Some(Holder {
                         note: Some("n".into()),
                         value: Some("v".into()),
+                        max_hold_ms: Some(8),
                         ..person("alice")
                     }),
                     token: Token::new(7),
@@ -280,7 +281,7 @@ mod tests {
             "state": "held",
             "token": 7,
             "held_by": {
-                "holder": { "name": "alice", "host": "h", "pid": 3, "note": "n", "value": "v" },
+                "holder": { "name": "alice", "host": "h", "pid": 3, "note": "n", "value": "v", "max_hold_ms": 8 },
                 "token": 7, "held_ms": 5, "free_ms": null, "lapses_within_ms": 9,
                 "in_cooldown": false, "reserved": false, "foreign": null,
                 "ahead": 2, "waiter_ahead": { "name": "carol", "host": "h", "pid": 3 },

@@ -15,6 +15,7 @@ mod limits;
 mod line;
 mod lines;
 mod many;
+mod max_hold;
 mod observe;
 mod once;
 mod outage;

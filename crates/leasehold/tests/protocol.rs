@@ -140,6 +140,7 @@ async fn rule_5_our_own_unexpected_record_is_adopted_only_by_a_write() {
         id: claim.id,
         ttl: claim.ttl,
         deadline: leasehold::lease::deadline(claim.ttl, client.clock.now()),
+        at_limit: false,
         memo: None,
     };
     assert!(client.leases.release(&mut unheard, None).await.is_err());
@@ -398,6 +399,7 @@ async fn rule_11_every_owner_of_its_ticket_may_renew_a_grant() {
         id: grant.id,
         ttl: grant.ttl,
         deadline: grant.deadline,
+        at_limit: false,
         memo: None,
     };
     let mut tickets = [by_ticket(&grant), by_ticket(&grant)];

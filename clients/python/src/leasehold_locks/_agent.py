@@ -390,7 +390,8 @@ class Agent:
         if number in self._holds:
             raise Garbage
         deadline = deadline_of(message)
-        hold = Hold(number, str(message["lock"]), token, deadline)
+        limit_us = None if message.get("limit_us") is None else integer(message, "limit_us")
+        hold = Hold(number, str(message["lock"]), token, deadline, limit_us)
         self._holds[number] = hold
         self._look_within(deadline.remaining_us(_clock.now()) / 1_000_000)
         return hold
@@ -442,7 +443,7 @@ class Agent:
         left = hold.left_us(now)
         if left <= 0 and not hold.is_over:
             try:
-                self.lose(hold, LockLost(f"lock `{hold.name}` was lost: its lease was not renewed in time", "expired"))
+                self.lose(hold, hold.expired())
             finally:
                 # The agent may be late too. It must not keep a lock that this process gave up.
                 self._send_release(hold)

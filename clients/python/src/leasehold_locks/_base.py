@@ -36,14 +36,16 @@ class BaseLocker(Generic[L, W, E]):
         note: str | None = None,
         owner: str | None = None,
         lock_delay: Duration | None = None,
+        max_hold: Duration | None = None,
         store_timeout: Duration | None = None,
         barge: bool = False,
     ) -> L:
         """Returns the lock called ``name``.
 
         ``ttl`` is how long others wait if this process dies (30 s by default). ``note`` and ``owner`` describe the
-        holder to others. With ``lock_delay``, others wait longer after a holder's lease has lapsed. ``store_timeout``
-        is how long the store may take to respond. With ``barge``, earlier waiters have no precedence.
+        holder to others. With ``lock_delay``, others wait longer after a holder's lease has lapsed. ``max_hold`` limits
+        how long the lock is held: then it is lost, for the reason ``limit``, and free for others. ``store_timeout`` is
+        how long the store may take to respond. With ``barge``, earlier waiters have no precedence.
         """
         return self._lock(
             self._settings(
@@ -52,6 +54,7 @@ class BaseLocker(Generic[L, W, E]):
                 note=note,
                 owner=owner,
                 lock_delay=lock_delay,
+                max_hold=max_hold,
                 store_timeout=store_timeout,
                 barge=barge or None,
             )
@@ -66,6 +69,7 @@ class BaseLocker(Generic[L, W, E]):
         note: str | None = None,
         owner: str | None = None,
         lock_delay: Duration | None = None,
+        max_hold: Duration | None = None,
         store_timeout: Duration | None = None,
     ) -> L:
         """Returns a lock with up to ``permits`` holders. ``permits`` is at most 64."""
@@ -76,6 +80,7 @@ class BaseLocker(Generic[L, W, E]):
                 note=note,
                 owner=owner,
                 lock_delay=lock_delay,
+                max_hold=max_hold,
                 store_timeout=store_timeout,
                 mode="permit",
                 permits=permits,
@@ -90,6 +95,7 @@ class BaseLocker(Generic[L, W, E]):
         note: str | None = None,
         owner: str | None = None,
         lock_delay: Duration | None = None,
+        max_hold: Duration | None = None,
         store_timeout: Duration | None = None,
     ) -> W:
         """Returns a readers-writer lock. It has two locks: ``locker.rw_lock("index").shared`` and ``exclusive``."""
@@ -101,6 +107,7 @@ class BaseLocker(Generic[L, W, E]):
                     note=note,
                     owner=owner,
                     lock_delay=lock_delay,
+                    max_hold=max_hold,
                     store_timeout=store_timeout,
                     mode=mode,
                 )
@@ -118,6 +125,7 @@ class BaseLocker(Generic[L, W, E]):
         note: str | None = None,
         owner: str | None = None,
         lock_delay: Duration | None = None,
+        max_hold: Duration | None = None,
         store_timeout: Duration | None = None,
     ) -> E:
         """Returns the election called ``name``. This candidate advertises ``value`` while it leads."""
@@ -128,6 +136,7 @@ class BaseLocker(Generic[L, W, E]):
                 note=note,
                 owner=owner,
                 lock_delay=lock_delay,
+                max_hold=max_hold,
                 store_timeout=store_timeout,
                 mode="leader",
                 value=value,

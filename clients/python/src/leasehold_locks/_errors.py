@@ -52,7 +52,8 @@ class LockHeld(LeaseholdError, TimeoutError):
 class LockLost(LeaseholdError):
     """The lock was lost. Stop the work that it protected. A loss is final: acquire the lock again."""
 
-    #: ``expired``, ``taken_over``, ``ended``, ``deleted``, ``renewed_elsewhere``, ``agent``, ``refused``, ``over``.
+    #: ``expired``, ``limit``, ``taken_over``, ``ended``, ``deleted``, ``renewed_elsewhere``, ``agent``, ``refused``,
+    #: ``over``.
     reason: str
     #: If a fenced write was refused, the higher token of an earlier write.
     refused_by: int | None

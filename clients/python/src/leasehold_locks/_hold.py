@@ -11,17 +11,22 @@ from ._errors import LeaseholdError, LockLost
 
 Message = dict[str, Any]
 
+#: More than the error of a time that was rounded to microseconds.
+_ROUNDING_US = 1_000
+
 
 class Hold:
     """A held lock."""
 
-    __slots__ = ("_deadline", "_listeners", "_loss", "_over", "has_guard", "name", "number", "token")
+    __slots__ = ("_deadline", "_limit_us", "_listeners", "_loss", "_over", "has_guard", "name", "number", "token")
 
-    def __init__(self, number: int, name: str, token: int | None, deadline: Deadline) -> None:
+    def __init__(self, number: int, name: str, token: int | None, deadline: Deadline, limit_us: int | None) -> None:
         self.number = number
         self.name = name
         self.token = token
         self._deadline = deadline
+        #: When the hold ends at its limit, on the wall clock.
+        self._limit_us = limit_us
         self._listeners: list[Callable[[LockLost], None]] = []
         self._loss: LockLost | None = None
         self._over = False
@@ -47,6 +52,13 @@ class Hold:
     def left_us(self, now: Moment) -> int:
         """Returns the time until the deadline. It is zero or negative if the deadline has passed."""
         return self._deadline.remaining_us(now)
+
+    def expired(self) -> LockLost:
+        """Returns the loss of a hold whose deadline has passed."""
+        start, span_us = self._deadline
+        if self._limit_us is not None and start.wall_us + span_us >= self._limit_us - _ROUNDING_US:
+            return LockLost(f"lock `{self.name}` was lost: it was held for as long as its limit allows", "limit")
+        return LockLost(f"lock `{self.name}` was lost: its lease was not renewed in time", "expired")
 
     def listen(self, listener: Callable[[LockLost], None]) -> None:
         """Calls ``listener`` once if the lock is lost."""

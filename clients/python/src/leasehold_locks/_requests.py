@@ -71,7 +71,7 @@ def lock_settings(store: str | None, name: str, **settings: Any) -> LockSettings
     for field, value in settings.items():
         if value is None:
             continue
-        if field in ("ttl", "lock_delay", "store_timeout"):
+        if field in ("ttl", "lock_delay", "max_hold", "store_timeout"):
             fields[f"{field}_ms"] = milliseconds(value, field)
         else:
             fields[field] = value

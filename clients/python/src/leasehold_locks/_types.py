@@ -71,6 +71,8 @@ class Holder:
     note: str | None = None
     #: The value that a leader advertises. Another machine wrote it, so validate it before use.
     value: str | None = None
+    #: The limit of the hold in seconds, from the grant on.
+    max_hold: float | None = None
 
     @staticmethod
     def of(fields: dict[str, Any] | None) -> Holder | None:
@@ -82,6 +84,7 @@ class Holder:
             pid=int(fields.get("pid") or 0),
             note=fields.get("note"),
             value=fields.get("value"),
+            max_hold=_seconds(fields.get("max_hold_ms")),
         )
 
 

@@ -36,6 +36,7 @@ enum Kind {
 struct LockSettings {
     ttl: Option<Duration>,
     lock_delay: Option<Duration>,
+    max_hold: Option<Duration>,
     store_timeout: Option<Duration>,
     owner: Option<String>,
     note: Option<String>,
@@ -106,6 +107,7 @@ impl LockSettings {
         Ok(Self {
             ttl: fields.milliseconds("ttl_ms", MIN_TTL_MS, MAX_TTL)?,
             lock_delay: fields.milliseconds("lock_delay_ms", 0, MAX_TTL)?,
+            max_hold: fields.milliseconds("max_hold_ms", MIN_TTL_MS, OncePer::LONGEST)?,
             store_timeout: fields.milliseconds("store_timeout_ms", 1, MAX_TTL)?,
             owner: fields.text("owner")?.filter(|owner| !owner.is_empty()),
             note: fields.text("note")?.filter(|note| !note.is_empty()),
@@ -115,9 +117,10 @@ impl LockSettings {
     }
 
     fn apply(self, mut lock: Lock) -> Lock {
-        let Self { ttl, lock_delay, store_timeout, owner, note, barge, for_ticket } = self;
+        let Self { ttl, lock_delay, max_hold, store_timeout, owner, note, barge, for_ticket } = self;
         lock = ttl.into_iter().fold(lock, Lock::ttl);
         lock = lock_delay.into_iter().fold(lock, Lock::lock_delay);
+        lock = max_hold.into_iter().fold(lock, Lock::max_hold);
         lock = store_timeout.into_iter().fold(lock, Lock::store_timeout);
         lock = owner.into_iter().fold(lock, Lock::owner);
         lock = note.into_iter().fold(lock, Lock::note);

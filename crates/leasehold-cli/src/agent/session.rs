@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join, join_all};
-use leasehold::clock::{Clock as _, Deadline, SystemClock, timeout};
+use leasehold::clock::{Clock as _, Deadline, SystemClock, micros, timeout};
 use leasehold::{Guard, Released};
 use rustix::process::Pid;
 use serde_json::{Value, json};
@@ -240,7 +240,10 @@ impl Session {
         });
         drop(place);
         let token = guard.token().ok();
-        let held = json!({ "hold": number, "lock": guard.name(), "token": token });
+        let mut held = json!({ "hold": number, "lock": guard.name(), "token": token });
+        if let Some(limit) = guard.limit() {
+            held["limit_us"] = (limit.start().wall_us() + micros(limit.span())).into();
+        }
         let task = HoldTask { number, guard, known, requests, outbox: self.outbox.clone() };
         let session = self.clone();
         tokio::spawn(async move {

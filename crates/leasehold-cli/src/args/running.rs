@@ -16,7 +16,8 @@ use crate::complete::lock_names;
 #[command(
     after_help = "leasehold runs the command without a shell, and stops it before the lease ends: it sends SIGTERM \
 when the remaining lease is as short as --grace, and SIGKILL to the command and all its descendants just before the \
-lease ends. If the lock is taken away, it sends SIGKILL at once.
+lease ends. If the lock is taken away, it sends SIGKILL at once. With --max-hold, it does the same before the limit, \
+however often the lease was renewed.
 
 When the command has ended, leasehold terminates the rest of its process group (SIGTERM, then SIGKILL after --grace), \
 and then releases the lock. It does not terminate processes that left the group, as daemons do with setsid.
@@ -50,6 +51,7 @@ the lock for all of them.
 Examples:
   leasehold run deploy/prod -- make deploy
   leasehold run nightly -q --try -E 0 -- ./report.sh    # from cron, on many machines
+  leasehold run sync --max-hold 2h -- ./sync    # a job that hangs is killed
   leasehold run migrate --wait 10m --report out.json -- ./migrate
   leasehold run render --permits 3 -- ./render.sh    # at most three at a time
   leasehold run index --shared -- ./search           # together with other readers
@@ -69,7 +71,7 @@ pub(crate) struct RunArgs {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = IN_VARIABLE,
-        conflicts_with_all = ["lock", "try_once", "wait", "barge", "conflict_exit_code", "store_timeout", "HolderArgs", "permits", "shared", "exclusive", "ttl"],
+        conflicts_with_all = ["lock", "try_once", "wait", "barge", "conflict_exit_code", "store_timeout", "HolderArgs", "permits", "shared", "exclusive", "ttl", "max_hold"],
     )]
     pub(crate) ticket: Option<OsString>,
     /// Release the lock of the ticket when the command has ended
@@ -189,6 +191,10 @@ pub(crate) struct CommandArgs {
     /// How long the lease lasts without a renewal; leasehold renews it while the command runs [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) ttl: Option<Duration>,
+    /// Stop the command and release the lock when it has been held for this long, like ShedLock's lockAtMostFor. SIGTERM
+    /// is sent --grace before that; exits with 121 [default: no limit]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) max_hold: Option<Duration>,
     /// How to stop the command if the lease cannot be renewed in time [default: term]
     #[arg(long, value_name = "ACTION")]
     pub(crate) on_lost: Option<OnLost>,
@@ -210,6 +216,13 @@ pub(crate) struct CommandArgs {
     /// Command and its arguments
     #[arg(last = true, required = true, num_args = 1.., value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
     pub(crate) command: Vec<OsString>,
+}
+
+impl CommandArgs {
+    /// Returns the ttl and the limit of the hold.
+    pub(crate) const fn lease(&self) -> (Option<Duration>, Option<Duration>) {
+        (self.ttl, self.max_hold)
+    }
 }
 
 /// How to stop the command when the lease is about to end.

@@ -24,9 +24,10 @@ pub(super) async fn acquire(context: &Context, args: AcquireArgs) -> Result<u8, 
     }
     let line = "leasehold acquire".to_owned();
     let note = Note { name: line.clone(), command_line: line };
-    let request = Request::new(&context.settings, name, &args.claim, args.ttl, note, ("acquire", ""))?
-        .for_ticket()
-        .mode(mode);
+    let request =
+        Request::new(&context.settings, name, &args.claim, (args.ttl, args.max_hold), note, ("acquire", ""))?
+            .for_ticket()
+            .mode(mode);
     let store = context.store()?;
     let mut signals = Signals::ending().map_err(|error| {
         Failure::new(FAILED, "failed", format!("cannot install signal handlers: {error}"))
@@ -45,6 +46,9 @@ pub(super) async fn acquire(context: &Context, args: AcquireArgs) -> Result<u8, 
             document.insert("permit".into(), permit.into());
         }
         document.insert("ttl_ms".into(), ms(ticket.ttl()).into());
+        if let Some(limit) = ticket.max_hold() {
+            document.insert("max_hold_ms".into(), ms(limit).into());
+        }
         print_all(&format!("{}\n", Value::Object(document)))
     } else {
         print_all(&format!("{ticket}\n"))

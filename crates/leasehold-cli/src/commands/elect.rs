@@ -40,9 +40,9 @@ pub(super) async fn elect(context: &Context, args: ElectArgs) -> Result<Exit, Fa
     let note = Note::of(&args.command);
     let claim = ClaimArgs { holder: args.holder, timeout: args.timeout, ..ClaimArgs::default() };
     let request =
-        Request::new(&context.settings, name, &claim, args.command.ttl, note, ("elect", " -- ..."))?
+        Request::new(&context.settings, name, &claim, args.command.lease(), note, ("elect", " -- ..."))?
             .wait_forever();
-    let job = Job::new(context, args.command, &request.name, request.ttl)?;
+    let job = Job::new(context, args.command, &request.name, (request.ttl, request.max_hold))?;
     let on_exit = on_exit.unwrap_or_default();
     let candidate = Candidate { context, request, value, on_exit, once: args.once };
     job.with_report(context, async |job: &mut Job| candidate.run(job, listener).await).await

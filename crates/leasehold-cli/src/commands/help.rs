@@ -58,6 +58,8 @@ pub(super) fn suggested(wanted: &str, failure: Failure) -> Failure {
 const EXIT_CODES: &str = "\
 run, once and elect:
   the command's code, or 128 + signal   the command ended while the lock was held
+  121   the lock was held for as long as --max-hold allows: the command was stopped and the lock released. With
+        --ticket, the limit is that of the ticket
   122   the lock was lost, or was about to be lost, and the command was stopped. This replaces the command's own code,
         so that work done after the loss does not look successful. With --ticket also: the lock was lost before the
         command started, and the command did not run. elect campaigns again after a loss, unless --once is given
@@ -93,8 +95,8 @@ All other subcommands:
   123, 124, 125, 128 + signal   as above. After SIGTERM, serve exits with 0
 
 A command can use these codes itself. To tell the cases apart, use `--report FILE`. The field `outcome` of the JSON
-report is one of exited, signaled, lost, held, timed_out, interrupted, not_found, not_executable, failed. For once also:
-already_ran, and not_recorded (the command succeeded, but the run could not be recorded in the store).
+report is one of exited, signaled, lost, limit, held, timed_out, interrupted, not_found, not_executable, failed. For
+once also: already_ran, and not_recorded (the command succeeded, but the run could not be recorded in the store).
 ";
 
 const ENVIRONMENT: &str = "\
@@ -103,6 +105,7 @@ Each setting comes from the option, else from the environment, else from config.
   option                 variable                       key in config.toml
   --store                LEASEHOLD_STORE                store
   --ttl                  LEASEHOLD_TTL                  ttl
+  --max-hold             LEASEHOLD_MAX_HOLD             max_hold
   --wait                 LEASEHOLD_WAIT                 wait
   --try                  LEASEHOLD_TRY                  -
   --store-timeout        LEASEHOLD_STORE_TIMEOUT        store_timeout

@@ -18,9 +18,9 @@ pub(super) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Failur
     let name = context::lock_name(&lock)?;
     let note = Note::of(&args.command);
     let words = ("run", " -- ...");
-    let request = Request::new(&context.settings, name, &args.claim, args.command.ttl, note, words)?
+    let request = Request::new(&context.settings, name, &args.claim, args.command.lease(), note, words)?
         .mode(args.mode.mode());
-    let job = Job::new(context, args.command, &request.name, request.ttl)?;
+    let job = Job::new(context, args.command, &request.name, (request.ttl, request.max_hold))?;
     let work = async |job: &mut Job| {
         let mut session = job.open_prepared(context, request.opening_limit()).await?;
         let guard = job.acquire(context, &request, &mut session).await?;
@@ -36,7 +36,7 @@ async fn by_ticket(
     completion: Completion,
 ) -> Result<Exit, Failure> {
     let (ticket, store) = ticket::read(context, Some(given).filter(|given| given != IN_VARIABLE))?;
-    let job = Job::on(context, store, command, ticket.name(), ticket.ttl())?;
+    let job = Job::on(context, store, command, ticket.name(), (ticket.ttl(), ticket.max_hold()))?;
     let work = async |job: &mut Job| {
         let mut session = job.open_prepared(context, None).await?;
         let guard = job.resume(&ticket, &mut session).await?;

@@ -20,9 +20,18 @@ pub(crate) fn config(data: &[u8]) {
                     Err(failure) => assert_clean(&text, &failure),
                 }
             }
-            for name in
-                ["store", "ttl", "wait", "conflict-exit-code", "owner", "note", "on-lost", "grace", "color"]
-            {
+            for name in [
+                "store",
+                "ttl",
+                "max-hold",
+                "wait",
+                "conflict-exit-code",
+                "owner",
+                "note",
+                "on-lost",
+                "grace",
+                "color",
+            ] {
                 let picked = settings.pick(None::<String>, name, |_| Err("no".to_owned()));
                 assert_eq!(picked.is_err(), settings.in_file(name).is_some(), "{name}");
             }

@@ -5,13 +5,16 @@ use std::time::Duration;
 use leasehold::clock::timeout;
 use leasehold::{Error, ErrorKind, Guard, Locker, Released};
 
-use super::{Job, Session};
+use super::{Job, Session, is_limit};
 use crate::child::{self, Ended};
 use crate::context::Context;
-use crate::exit::{Exit, FAILED, Failure, LOST, of_child};
+use crate::exit::{Exit, FAILED, Failure, LIMIT, LOST, of_child};
 use crate::mode::CANCEL_TIMEOUT;
 use crate::output::{human, json};
 use crate::wait_progress::announce;
+
+/// How long the release of a hold at its limit may take.
+const RELEASE_AT_LIMIT: Duration = Duration::from_secs(5);
 
 /// What to do with the lock when the command has ended without a loss.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +26,17 @@ pub(crate) enum Completion {
     /// Release it with a cooldown until `period` has passed since the grant. After a failed command, the cooldown
     /// applies only with `count_failures`.
     Cooldown { period: Duration, count_failures: bool },
+}
+
+/// How the lease ends after the command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    Release,
+    /// The hold is at its limit.
+    AtLimit,
+    /// Keep the lock held by its ticket.
+    Renewal,
+    Cooldown(Duration),
 }
 
 impl Completion {
@@ -39,7 +53,7 @@ impl Completion {
 }
 
 impl Job {
-    /// Releases or renews the lock, as `completion` says. Stores in `loss` a loss that only the store knew of. Returns
+    /// Releases or renews the lock, as `ending` says. Stores in `loss` a loss that only the store knew of. Returns
     /// the error if a cooldown could not be recorded.
     pub(super) async fn end_lease(
         &mut self,
@@ -47,25 +61,26 @@ impl Job {
         guard: Guard,
         loss: &mut Option<Error>,
         session: &mut Session,
-        (completion, cooldown): (Completion, Option<Duration>),
+        ending: Ending,
     ) -> Option<Error> {
         let name = guard.name().clone();
         let locker = session.locker.clone();
-        let left = guard.remaining();
+        // At its limit, the hold is almost over, but its lease is not.
+        let left = if ending == Ending::AtLimit { RELEASE_AT_LIMIT } else { guard.remaining() };
         let ended = async {
-            match (cooldown, completion) {
-                (Some(period), _) => guard.release_with_cooldown(period).await,
-                (None, Completion::KeepHeld) => renew_ticket(guard, &locker).await,
-                (None, _) => guard.release().await,
+            match ending {
+                Ending::Cooldown(period) => guard.release_with_cooldown(period).await,
+                Ending::Renewal => renew_ticket(guard, &locker).await,
+                Ending::AtLimit => guard.release_at_limit().await,
+                Ending::Release => guard.release().await,
             }
         };
-        let what = match completion {
-            Completion::KeepHeld => format!("the renewal of {name}"),
-            Completion::Release | Completion::Cooldown { .. } => format!("the release of {name}"),
-        };
+        let is_renewal = ending == Ending::Renewal;
+        let has_cooldown = matches!(ending, Ending::Cooldown(_));
+        let what = format!("the {} of {name}", if is_renewal { "renewal" } else { "release" });
         let notice = |passed| {
             // Only a cooldown is tried until the lease ends. The store limits the other requests.
-            let left = cooldown.map(|_| left.saturating_sub(passed));
+            let left = has_cooldown.then(|| left.saturating_sub(passed));
             (human::unanswered(&what, passed, left), json::unanswered(&name, passed, left))
         };
         let clock = session.clock.clone();
@@ -79,21 +94,21 @@ impl Job {
                 loss.get_or_insert_with(|| Error::new(ErrorKind::Lost, message));
                 false
             }
-            Err(error) if cooldown.is_some() => {
+            Err(error) if has_cooldown => {
                 unrecorded = Some(error);
                 false
             }
             Err(error) => {
-                let what = match completion {
-                    Completion::KeepHeld => "the lock of the ticket was not renewed",
-                    Completion::Release | Completion::Cooldown { .. } => "the lock was not released",
+                let what = match is_renewal {
+                    true => "the lock of the ticket was not renewed",
+                    false => "the lock was not released",
                 };
                 context.output.warning(&format!("{what} and stays held until its lease ends: {error}"));
                 false
             }
         };
-        self.report.released = Some(ours && !matches!(completion, Completion::KeepHeld));
-        self.report.cooldown = cooldown.map(|_| ours);
+        self.report.released = Some(ours && !is_renewal);
+        self.report.cooldown = has_cooldown.then_some(ours);
         unrecorded
     }
 
@@ -118,8 +133,16 @@ impl Job {
     }
 
     /// Records in the report how the command ended, and returns how leasehold ends. `ended` is `None` if the lock was
-    /// lost before the command started.
-    pub(super) fn conclude(&mut self, context: &Context, ended: Option<Ended>, loss: Option<Error>) -> Exit {
+    /// lost before the command started. `at_limit` is whether the command was stopped because of the limit of the hold.
+    pub(super) fn conclude(
+        &mut self,
+        context: &Context,
+        ended: Option<Ended>,
+        loss: Option<Error>,
+        at_limit: bool,
+    ) -> Exit {
+        // Another process may have ended the grant in the meantime.
+        let at_limit = at_limit && loss.as_ref().is_none_or(is_limit);
         let report = &mut self.report;
         if let Some(ended) = &ended {
             report.command_exit_code = ended.status.code();
@@ -141,23 +164,32 @@ impl Job {
                 // Use the same words as for a lease that has ended, because milliseconds decide which of the two comes
                 // first.
                 let token = report.token.map(|token| format!(" (token {token})")).unwrap_or_default();
+                if let Some(limit) = self.max_hold.filter(|_| at_limit) {
+                    let limit = human::span(limit);
+                    return format!(
+                        "lock `{}`{token} reached its limit: it may be held for {limit}",
+                        report.lock
+                    );
+                }
                 format!("lock `{}`{token} was lost: its lease was not renewed in time", report.lock)
             },
             ToString::to_string,
         );
         report.lost_reason = Some(match &loss {
+            None if at_limit => "limit",
             None => "not_renewed",
             Some(error) => error.loss().map_or("ended", |loss| loss.reason.as_str()),
         });
-        report.outcome = "lost".to_owned();
-        report.exit_code = LOST;
+        let (outcome, code) = if at_limit { ("limit", LIMIT) } else { ("lost", LOST) };
+        report.outcome = outcome.to_owned();
+        report.exit_code = code;
         report.message = Some(message.clone());
-        context.output.failure(&Failure::new(LOST, "lost", message).with_help(match ended {
+        context.output.failure(&Failure::new(code, outcome, message).with_help(match ended {
             None => "the command was not run",
             Some(ended) if ended.stopped => "the command was stopped; its last work may be incomplete",
             Some(_) => "the last work of the command may have run without the lock",
         }));
-        LOST.into()
+        code.into()
     }
 }
 

@@ -28,6 +28,9 @@ pub(crate) fn waiting(name: &str, held: &HolderInfo) -> String {
     if let Some(time) = held.held_for {
         let _ = write!(text, ", held {}", span(time));
     }
+    if let Some(limit) = held.max_hold() {
+        let _ = write!(text, ", limit {}", span(limit));
+    }
     if let Some(time) = held.free_for {
         let _ = write!(text, ", free for {}", span(time));
     }
@@ -122,7 +125,7 @@ pub(crate) fn table(locks: &[Status]) -> String {
         rows.push([
             status.name.to_string(),
             StateView::of(&status.state).as_str().to_owned(),
-            held.and_then(|held| held.held_for).map_or_else(dash, span),
+            held.and_then(held_and_limit).unwrap_or_else(dash),
             held.and_then(|held| held.lapses_within)
                 .map_or_else(dash, |left| format!("<= {}", span_up(left))),
             status.latest_token().map_or_else(dash, |token| token.to_string()),
@@ -130,6 +133,13 @@ pub(crate) fn table(locks: &[Status]) -> String {
         ]);
     }
     aligned(&rows)
+}
+
+/// Returns `1h3m, limit 2h`: how long a lock has been held, and how long it may be.
+fn held_and_limit(held: &HolderInfo) -> Option<String> {
+    let limit = held.max_hold().map(|limit| format!("limit {}", span(limit)));
+    let parts: Vec<_> = held.held_for.map(span).into_iter().chain(limit).collect();
+    (!parts.is_empty()).then(|| parts.join(", "))
 }
 
 /// Returns all details of one lock.
@@ -142,8 +152,8 @@ pub(crate) fn lock(status: &Status) -> String {
         if let Some(value) = held.holder.as_ref().and_then(|holder| holder.value.as_deref()) {
             row("value", printable(value, Election::MAX_VALUE));
         }
-        if let Some(age) = held.held_for {
-            row("held", span(age));
+        if let Some(held) = held_and_limit(held) {
+            row("held", held);
         }
         if let Some(age) = held.free_for {
             row("free", span(age));
@@ -274,7 +284,7 @@ mod tests {
             host: "ci-7".into(),
             pid: 4121,
             note: Some("make deploy".into()),
-            value: None,
+            ..Holder::default()
         };
         let mut held = HolderInfo::default();
         held.holder = Some(holder);

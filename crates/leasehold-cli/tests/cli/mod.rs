@@ -7,6 +7,7 @@ mod elect;
 mod help;
 mod listing;
 mod loss;
+mod max_hold;
 mod modes;
 mod once;
 mod processes;

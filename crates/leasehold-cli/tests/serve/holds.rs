@@ -66,6 +66,28 @@ fn a_hold_is_renewed_checked_and_released() {
 }
 
 #[test]
+fn a_hold_with_a_limit_is_not_renewed_after_it() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "");
+    let request = json!({ "lock": "x", "ttl": "10m", "max_hold": "2s" });
+    let held = server.acquire_with("a", &request).expect(201);
+    let [valid, waited] = ["valid_ms", "waited_ms"].map(|field| held.body[field].as_u64().unwrap());
+    // Counts from before the request.
+    assert!(valid <= 2_000 + waited, "{held:?}");
+    assert_eq!(server.state("x")["held_by"]["holder"]["max_hold_ms"], 2_000);
+    wait_until("the limit is reached", || server.renew(&held.ticket()).status == 410);
+    assert_eq!(server.renew(&held.ticket()).problem(410, "lost").body["reason"], "limit");
+    let state = server.state("x");
+    assert_eq!((&state["state"], &state["history"][0]["end"]), (&"free".into(), &"limit".into()));
+
+    let held = server.acquire("x", "b").expect(201);
+    let body = json!({ "ticket": held.ticket(), "at_limit": true });
+    server.post("/v1/holds/release", &[], &body).expect(200);
+    assert_eq!(server.state("x")["history"][0]["end"], "limit");
+    server.acquire_with("c", &json!({ "lock": "x", "max_hold": "0s" })).problem(400, "invalid");
+}
+
+#[test]
 fn a_repeated_request_has_the_same_hold_and_its_key_is_spent() {
     let sandbox = Sandbox::new();
     let server = Server::start(&sandbox, "");

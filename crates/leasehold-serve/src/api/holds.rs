@@ -107,7 +107,9 @@ pub(crate) async fn release(
     arrival: Arrival,
     Payload(request): Payload<ReleaseRequest>,
 ) -> Result<Json<ReleasedAnswer>, Problem> {
-    Ok(Json(release_one(&app, &arrival, &request.ticket, request.cooldown.as_deref()).await?))
+    Ok(Json(
+        release_one(&app, &arrival, &request.ticket, request.cooldown.as_deref(), request.at_limit).await?,
+    ))
 }
 
 /// Releases the hold of the ticket `text`.
@@ -116,6 +118,7 @@ pub(crate) async fn release_one(
     arrival: &Arrival,
     text: &str,
     cooldown: Option<&str>,
+    at_limit: bool,
 ) -> Result<ReleasedAnswer, Problem> {
     let cooldown = cooldown.map(|cooldown| duration("cooldown", cooldown, MAX_COOLDOWN)).transpose()?;
     let presented = Presented::parse(app, arrival, text).await?;
@@ -125,6 +128,7 @@ pub(crate) async fn release_one(
     }
     let released = match cooldown {
         Some(cooldown) => app.locker.release_with_cooldown(ticket, cooldown).await,
+        None if at_limit => app.locker.release_at_limit(ticket).await,
         None => app.locker.release(ticket).await,
     };
     let before = match released {
@@ -136,6 +140,9 @@ pub(crate) async fn release_one(
     app.grants.record(ticket, Fate::Released);
     if !before {
         presented.not_counted();
+        if at_limit {
+            app.metrics.lost(LossReason::Limit.as_str());
+        }
         report(app, arrival, "released", ticket.name(), token(app, ticket)).await;
     }
     Ok(ReleasedAnswer { lock: ticket.name().to_string(), released: true, before })
@@ -307,7 +314,7 @@ impl<'a> Presented<'a> {
 
     /// Returns whether an earlier request, whose response was lost, released the hold.
     async fn was_released(&self) -> Result<bool, Problem> {
-        self.is_past(|past| past.end == End::Released).await.map_err(|error| {
+        self.is_past(|past| matches!(past.end, End::Released | End::Limit)).await.map_err(|error| {
             self.not_counted();
             error.into()
         })

@@ -97,6 +97,7 @@ fn entries(app: &App, arrival: &Arrival, locks: &[LockDetail]) -> Vec<Entry> {
             }
             let (kind, why) = match past.end {
                 End::Released => (EntryKind::Released, None),
+                End::Limit => (EntryKind::Released, Some("reached its limit".to_owned())),
                 End::Lapsed => (EntryKind::Lapsed, Some("not renewed in time".to_owned())),
                 End::Evicted => (
                     EntryKind::Evicted,

@@ -11,7 +11,7 @@ use maud::{Markup, html};
 
 use super::format::{last_argument, link, shell, stamp, time, took};
 use super::layout::{Head, Page, alert};
-use super::parts::{column, grant_ms, holder, lease, meaning, passing, person, sentence, text, token};
+use super::parts::{column, grant_ms, holder, lease, limit, meaning, passing, person, sentence, text, token};
 use super::reading;
 use super::reserve::{self, Reservation};
 use super::timeline::timeline;
@@ -153,7 +153,13 @@ fn facts(lock: &LockView) -> Markup {
     html! {
         dl class="facts" {
             div class="wide" { dt { "Holder" } dd { (holder(lock)) } }
-            div { dt { "Since" } dd { @match held.held_ms { Some(ms) => (passing(ms)), None => "unknown" } } }
+            div {
+                dt { "Since" }
+                dd {
+                    @match held.held_ms { Some(ms) => (passing(ms)), None => "unknown" }
+                    @if let Some(limit) = limit(lock) { span class="muted" { ", limit " (limit) } }
+                }
+            }
             div { dt { "Lease" } dd { (lease(lock)) } }
             div { dt { "Token" } dd { (token(held.token)) } }
         }
@@ -222,6 +228,7 @@ pub(super) fn ended(end: End) -> Markup {
         End::Released => "Released",
         End::Lapsed => "Lapsed",
         End::Evicted => "Evicted",
+        End::Limit => "Limit",
     };
     html! { span class={ "end " (end.as_str()) } { (word) } }
 }

@@ -13,7 +13,8 @@ use super::format::{count, in_query};
 use super::icons::{self, STATES};
 use super::layout::{Head, Page, age};
 use super::parts::{
-    column, holder_alone, lease, lock_link, passing, sentence, text, token, unreadable as unreadable_locks,
+    column, holder_alone, lease, limit, lock_link, passing, sentence, text, token,
+    unreadable as unreadable_locks,
 };
 use super::reading::{self, Reading};
 use crate::app::{Arrival, Shared};
@@ -161,6 +162,7 @@ fn row(lock: &LockView) -> Markup {
             }
             td role="cell" class="c-since" data-label="Since" {
                 @match held_ms { Some(ms) => (passing(ms)), None => span class="none" { "–" } }
+                @if let Some(limit) = limit(lock) { span class="muted" { ", limit " (limit) } }
             }
             td role="cell" class="c-lease" data-label="Lease" { (lease(lock)) }
             td role="cell" class="c-token right" data-label="Token" { (token(lock.token)) }

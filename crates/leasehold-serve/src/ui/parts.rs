@@ -148,6 +148,12 @@ pub(super) fn column(title: &str) -> Markup {
     html! { th scope="col" role="columnheader" { (title) } }
 }
 
+/// Returns how long the lock may be held, if it is held with a limit.
+pub(super) fn limit(lock: &LockView) -> Option<String> {
+    let held = lock.held_by.as_ref().filter(|held| !held.in_cooldown && !held.reserved)?;
+    Some(span(held.holder.as_ref()?.max_hold_ms?))
+}
+
 /// Returns whether the lock is held by a ticket, so that no process renews the lease by itself.
 fn is_by_ticket(lock: &LockView) -> bool {
     lock.held_by.as_ref().and_then(|held| held.holder.as_ref()).is_some_and(|holder| holder.pid == 0)

@@ -152,7 +152,7 @@ pub(super) async fn perform(
             Ok(Some(Reservation::new(arrival, own.ticket, renewed.valid_ms)))
         }
         "release" => {
-            release_one(app, arrival, &ticket, None).await?;
+            release_one(app, arrival, &ticket, None, false).await?;
             Ok(None)
         }
         _ => Err(Problem::invalid("`action` must be `reserve`, `renew` or `release`")),

@@ -93,7 +93,7 @@ pub(super) fn timeline(detail: &LockDetail, now_us: u64) -> Markup {
             }
             figcaption class="legend" {
                 @if current.is_some() { span class="now" { "held now" } }
-                @for end in [End::Released, End::Lapsed, End::Evicted] {
+                @for end in [End::Released, End::Lapsed, End::Evicted, End::Limit] {
                     @if detail.history.iter().any(|past| past.end == end) { span class=(end.as_str()) { (end.as_str()) } }
                 }
                 span class="muted" { (span((length / 1_000.0) as u64)) " in total" }

@@ -29,7 +29,7 @@ impl Client {
             host: format!("{who}.example"),
             pid: std::process::id(),
             note: Some(format!("note of {who}")),
-            value: None,
+            ..Holder::default()
         };
         Self { store: harness.open().await, who, limit: harness.limit() }
     }

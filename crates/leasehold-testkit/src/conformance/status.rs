@@ -1,5 +1,7 @@
 //! Inspection of locks.
 
+use std::time::Duration;
+
 use leasehold::lease::{End, State};
 
 use super::Harness;
@@ -61,6 +63,13 @@ pub async fn history_shows_how_grants_ended(harness: &dyn Harness) {
     one.release(&mut released).await;
     let evicted = two.granted(&lock, LONG).await;
     one.evict(&lock, evicted.token).await;
+    let mut limited = one.claim(&lock, LONG);
+    limited.holder.max_hold_ms = Some(7_200_000);
+    let mut limited = one.granted_to(&limited).await;
+    let held = two.inspect(&lock).await.state.holder().cloned().unwrap();
+    assert_eq!(held.max_hold(), Some(Duration::from_secs(7_200)), "{held:?}");
+    limited.at_limit = true;
+    one.release(&mut limited).await;
     let lapsed = one.granted(&lock, harness.ttl()).await;
     two.wait(&lock, LONG).await;
     let history = one.inspect(&lock).await.history;
@@ -71,6 +80,7 @@ pub async fn history_shows_how_grants_ended(harness: &dyn Harness) {
         history.iter().map(|past| (past.token, past.grant, past.holder.name.as_str(), past.end)).collect();
     let expected = [
         (lapsed.token, lapsed.id, "one", End::Lapsed),
+        (limited.token, limited.id, "one", End::Limit),
         (evicted.token, evicted.id, "two", End::Evicted),
         (released.token, released.id, "one", End::Released),
     ];

@@ -14,6 +14,7 @@ fn from_ticket(grant: &Grant) -> Grant {
         id: grant.id,
         ttl: grant.ttl,
         deadline: grant.deadline,
+        at_limit: false,
         memo: None,
     }
 }

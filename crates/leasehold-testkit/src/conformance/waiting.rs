@@ -164,6 +164,7 @@ async fn withdraw(client: &Client, claim: &Claim) {
         id: claim.id,
         ttl: claim.ttl,
         deadline: deadline(claim.ttl, client.env().now()),
+        at_limit: false,
         memo: None,
     };
     client.release(&mut withdrawn).await;

@@ -182,6 +182,7 @@ fn copy(grant: &Grant) -> Grant {
         id: grant.id,
         ttl: grant.ttl,
         deadline: grant.deadline,
+        at_limit: grant.at_limit,
         // The store is SQLite, which only checks whether there is a memo.
         memo: grant.memo.as_ref().map(|_| Box::new(()) as Box<_>),
     }

@@ -34,6 +34,8 @@ pub(super) struct Client {
     pub(super) random: fastrand::Rng,
     pub(super) ttl: Duration,
     pub(super) acquisitions: u32,
+    /// The limit of the hold of the latest acquisition, and when that hold was known to have begun, in true time.
+    limit: Option<(Duration, Duration)>,
     /// The note of the latest acquisition.
     pub(super) note: String,
     /// The resource, as this machine reaches it.
@@ -69,6 +71,7 @@ impl Client {
             random,
             ttl: ttl.max(leasehold::lease::Ttl::MIN),
             acquisitions: 0,
+            limit: None,
             note: String::new(),
             resource,
             process: Arc::default(),
@@ -96,6 +99,7 @@ impl Client {
             let Some((guard, how)) = self.acquire_or_give_up().await else { continue };
             self.world.acquired();
             self.given(&guard);
+            self.limit = guard.limit().map(|limit| (limit.span(), self.world.now()));
             let guard = self.world.checker.granted(guard, how, self.plan().workload);
             self.hold(&guard, how).await;
             self.world.released();
@@ -120,7 +124,9 @@ impl Client {
         } else {
             format!("{:x}-{}-{}", self.seed, self.task, self.acquisitions)
         };
-        self.locker.lock(LOCK).ttl(self.ttl).store_timeout(self.ttl).note(&self.note)
+        let lock = self.locker.lock(LOCK).ttl(self.ttl).store_timeout(self.ttl).note(&self.note);
+        // Without a random number, so that all other choices stay the same.
+        if self.acquisitions.is_multiple_of(5) { lock.max_hold(self.ttl) } else { lock }
     }
 
     async fn acquire_or_give_up(&mut self) -> Option<(Guard, Held)> {
@@ -176,6 +182,14 @@ impl Client {
         let held = guard.check().is_ok();
         if held && (how == Held::Alone || workload.is_one_lock()) {
             checker.believed(guard.name().as_str(), token, &self.note, self.world.now());
+        }
+        let in_time = |&(limit, began): &(Duration, Duration)| {
+            // A machine that stood still together with its clocks does not know of this time.
+            self.plan().has(Fault::StandStills)
+                || self.world.now() <= began + limit.mul_f64(1.0 + 2.0 * self.plan().rate_error)
+        };
+        if held && !self.limit.as_ref().is_none_or(in_time) {
+            checker.violated("I5", format!("token {token} is believed in after the limit of its hold"));
         }
         // Only for several locks. For one lock, the checks of tokens are stricter, and after a deletion by hand the lock
         // may have two holders.

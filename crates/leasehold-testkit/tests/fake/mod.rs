@@ -229,6 +229,7 @@ impl Store {
             id: claim.id,
             ttl: claim.ttl,
             deadline: promised,
+            at_limit: false,
             memo: Some(Box::new(())),
         }
     }
@@ -359,7 +360,7 @@ impl LeaseStore for Store {
         if !self.is(Flaw::ReleaseNotAtOnce)
             && let Some(live) = row.live.take()
         {
-            self.end(row, &live, End::Released);
+            self.end(row, &live, if grant.at_limit { End::Limit } else { End::Released });
             if self.is(Flaw::LockDelayAfterRelease) {
                 (row.rested_from, row.cooldown) = (Some(now), live.lock_delay);
             }

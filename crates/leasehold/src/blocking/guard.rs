@@ -63,6 +63,11 @@ impl Guard {
         self.held()?.deadline()
     }
 
+    /// Returns when the hold ends, however often its lease is renewed. See [`crate::Guard::limit`].
+    pub fn limit(&self) -> Option<Deadline> {
+        self.inner.as_ref()?.limit()
+    }
+
     /// Checks that the lock is still held. Local, no I/O.
     ///
     /// # Errors
@@ -97,6 +102,14 @@ impl Guard {
     /// Returns the same errors as [`crate::Guard::release`].
     pub fn release(mut self) -> Result<Released> {
         wait(self.take()?.release())
+    }
+
+    /// Releases the lock because the work took too long. See [`crate::Guard::release_at_limit`].
+    ///
+    /// # Errors
+    /// Returns the same errors as [`crate::Guard::release`].
+    pub fn release_at_limit(mut self) -> Result<Released> {
+        wait(self.take()?.release_at_limit())
     }
 
     /// Releases the lock with a cooldown. See [`crate::Guard::release_with_cooldown`].

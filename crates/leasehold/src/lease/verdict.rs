@@ -12,6 +12,7 @@ impl LossReason {
         let Some(history) = history else { return Self::Deleted };
         match (end_of(grant, history), taken_over(seen)) {
             (Some(End::Released | End::Evicted), _) => Self::Ended,
+            (Some(End::Limit), _) => Self::Limit,
             (Some(End::Lapsed) | None, Some(taken_over)) => taken_over,
             (Some(End::Lapsed) | None, None) => Self::EXPIRED,
         }
@@ -37,7 +38,10 @@ fn taken_over(seen: Option<HolderInfo>) -> Option<LossReason> {
 impl Released {
     /// Returns whether the holder released `grant`, according to the `history`.
     pub(crate) fn of(grant: Id, history: &[PastGrant]) -> Self {
-        if end_of(grant, history) == Some(End::Released) { Self::Released } else { Self::AlreadyLost }
+        match end_of(grant, history) {
+            Some(End::Released | End::Limit) => Self::Released,
+            Some(End::Lapsed | End::Evicted) | None => Self::AlreadyLost,
+        }
     }
 }
 
@@ -106,6 +110,7 @@ mod tests {
             (Some(End::Evicted), other(), "ended"),
             (Some(End::Released), None, "ended"), // through its ticket
             (Some(End::Released), other(), "ended"),
+            (Some(End::Limit), other(), "limit"),
             (Some(End::Lapsed), other(), "taken_over"),
             (Some(End::Lapsed), None, "expired"), // the next holder has released the lock
             (Some(End::Lapsed), cooldown(), "expired"),
@@ -156,7 +161,9 @@ mod tests {
 
     #[test]
     fn only_its_holder_has_released_a_grant() {
-        assert_eq!(Released::of(id("a"), &history(Some(End::Released))), Released::Released);
+        for end in [End::Released, End::Limit] {
+            assert_eq!(Released::of(id("a"), &history(Some(end))), Released::Released);
+        }
         for end in [Some(End::Evicted), Some(End::Lapsed), None] {
             assert_eq!(Released::of(id("a"), &history(end)), Released::AlreadyLost, "{end:?}");
         }

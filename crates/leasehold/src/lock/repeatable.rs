@@ -7,6 +7,7 @@ use crate::clock::timeout;
 use crate::error::{Error, Result};
 use crate::lease::{AcquireOutcome, Claim, Grant, Renewal, Secret, deadline};
 use crate::runtime::acquisition::{Acquisition, Wait, unknown_holder};
+use crate::runtime::limit::Limit;
 use crate::ticket::{HeldTicket, Ticket};
 
 impl Lock {
@@ -98,7 +99,7 @@ impl Lock {
                 acquisition.grant().await?
             }
         };
-        lock.held(&grant)
+        lock.held(&grant).await
     }
 
     /// Renews and returns the hold of `claim`, if the claim already holds the lock. Its ttl is at least that of `claim`.
@@ -113,6 +114,7 @@ impl Lock {
                 id: claim.id,
                 ttl: claim.ttl,
                 deadline: deadline(claim.ttl, store.env().now()),
+                at_limit: false,
                 memo: None,
             };
             if let Renewal::Lost(_) = store.renew(&mut grant).await? {
@@ -133,14 +135,17 @@ impl Lock {
                 };
                 grant = longer;
             }
-            return self.held(&grant).map(Some);
+            return self.held(&grant).await.map(Some);
         }
         Ok(None)
     }
 
-    fn held(&self, grant: &Grant) -> Result<HeldTicket> {
+    async fn held(&self, grant: &Grant) -> Result<HeldTicket> {
         let opened = self.locker.opened();
-        let ticket = Ticket::new(grant, opened.store_id.clone())?;
-        Ok(HeldTicket::new(ticket, grant.deadline, opened.store.env().clone()))
+        let ticket = Ticket::new(grant, opened.store_id.clone())?.with_max_hold(self.max_hold);
+        // A repeated call has the limit of the first one.
+        let limit = Limit::of_ticket(&ticket, opened).await?;
+        let deadline = Limit::of_lease(limit, grant.deadline);
+        Ok(HeldTicket::new(ticket, deadline, opened.store.env().clone()))
     }
 }

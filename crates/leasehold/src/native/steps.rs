@@ -55,6 +55,7 @@ async fn in_time<N: NativeLeases>(
         id: claim.id,
         ttl: claim.ttl,
         deadline,
+        at_limit: false,
         memo: Some(Box::new(memo)),
     };
     if !grant.deadline.passed(leases.env().now()) {

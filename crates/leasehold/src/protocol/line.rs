@@ -162,7 +162,7 @@ mod tests {
             host: "ci-8".into(),
             pid: 7,
             note: Some("backup".into()),
-            value: None,
+            ..Holder::default()
         };
         let claim = Id::random(&Random::seeded(seed));
         Waiter { number: 0, claim, holder, since_us: Some(1_763_654_400_000_000), polls_ms: 0 }

@@ -270,6 +270,7 @@ pub(crate) mod tests {
         (include_str!("../../tests/records/1-leading.json"), RecordState::Held),
         (include_str!("../../tests/records/1-awaited.json"), RecordState::Held),
         (include_str!("../../tests/records/1-evicted.json"), RecordState::Free),
+        (include_str!("../../tests/records/1-limit.json"), RecordState::Held),
     ];
 
     #[test]

@@ -466,7 +466,7 @@ fn past(record: &Record, end: End, store: Option<StoreTime>) -> PastGrant {
         until_us: match end {
             // The grant ended at an unknown time between the last renewal and now.
             End::Lapsed => record.renewed_at_us,
-            End::Released | End::Evicted => store.map(|store| store.hi_us),
+            End::Released | End::Evicted | End::Limit => store.map(|store| store.hi_us),
         },
         end,
         evicted: None,

@@ -21,6 +21,7 @@ use crate::error::{Error, ErrorKind, Result, StoreError};
 use crate::lease::{AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, LossReason, Secret, State, Token};
 use crate::observe::{Event, Waiting, elapsed};
 use crate::runtime::hand_off::Terms;
+use crate::runtime::limit::Limit;
 use crate::runtime::open_store::OpenStore;
 use crate::runtime::outage::{Outage, WaitLimit};
 use crate::runtime::queue::{Entry, OnWait, Queue, Served, Turn, Wish};
@@ -69,6 +70,8 @@ pub(crate) struct Request {
     pub(crate) wait: Wait,
     /// Called with the holder of the lock, each time it becomes known.
     pub(crate) on_wait: Option<Arc<OnWait>>,
+    /// The limit of the hold.
+    pub(crate) max_hold: Option<Duration>,
     /// How long to keep trying a store that does not respond, if set.
     pub(crate) store_timeout: Option<Duration>,
     /// For how long to wait for other processes, and when the acquisition began.
@@ -176,7 +179,7 @@ impl Acquisition {
                 }
             }
             Served::Turn(turn) => {
-                let Request { opened, claim, terms, wait, on_wait, store_timeout, limit } = request;
+                let Request { opened, claim, terms, wait, on_wait, max_hold, store_timeout, limit } = request;
                 let store = opened.store.clone();
                 let contender = Contender {
                     opened,
@@ -186,6 +189,7 @@ impl Acquisition {
                     turn,
                     wait,
                     on_wait,
+                    max_hold,
                     store_timeout,
                     reply,
                     limit,
@@ -217,6 +221,7 @@ struct Contender {
     turn: Turn<Hold>,
     wait: Wait,
     on_wait: Option<Arc<OnWait>>,
+    max_hold: Option<Duration>,
     store_timeout: Option<Duration>,
     reply: Reply,
     limit: WaitLimit,
@@ -274,8 +279,9 @@ impl Contender {
         let waited = elapsed(self.limit.began, now);
         match &mut self.reply {
             Reply::Hold(reply) => {
+                let limit = self.max_hold.map(|limit| Limit::new(limit, grant.deadline.start()));
                 let cohort = CohortGrant::new(self.turn, self.terms, self.claim.holder);
-                let hold = keep(self.opened, grant, Some(cohort), Some(waited));
+                let hold = keep(self.opened, grant, limit, Some(cohort), Some(waited));
                 drop(self.waiting);
                 // If the caller is gone, the hold is dropped here, which releases the lock.
                 send(reply, Ok(hold));

@@ -240,6 +240,7 @@ mod tests {
             id: Id::random(&Random::seeded(1)),
             ttl: Ttl::DEFAULT,
             deadline: Deadline::new(at(0), Duration::from_secs(29)),
+            at_limit: false,
             memo: None,
         }
     }

@@ -38,6 +38,7 @@ use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::lease::{Capabilities, Grant, LossReason, Released, Renewal, State, Ttl, attempt_limit};
 use crate::observe::{Event, ReleaseResult, elapsed};
+use crate::runtime::limit::Limit;
 use crate::runtime::open_store::OpenStore;
 use crate::runtime::queue::Served;
 use crate::ticket::Ticket;
@@ -47,6 +48,8 @@ use crate::types::{RENEW_AFTER, RENEW_SPREAD};
 #[derive(Debug)]
 pub(crate) enum Command {
     Release(oneshot::Sender<Result<Released>>),
+    /// Release the lock because the hold is at its limit.
+    ReleaseAtLimit(oneshot::Sender<Result<Released>>),
     /// Release the lock with a cooldown that ends this long after the grant.
     Cooldown(Duration, oneshot::Sender<Result<Released>>),
     /// Return a ticket, together with a sender with which the caller confirms that it has the ticket.
@@ -82,12 +85,13 @@ impl fmt::Debug for Hold {
     }
 }
 
-/// Starts the tasks that keep `grant`, and returns the hold. Must be called inside a tokio runtime. `cohort` ends when
-/// the grant is settled. `waited` is the time that it took to acquire the lock, or `None` if it was resumed from a
-/// ticket.
+/// Starts the tasks that keep `grant`, and returns the hold. Must be called inside a tokio runtime. `limit` ends the hold,
+/// however often the grant is renewed. `cohort` ends when the grant is settled. `waited` is the time that it took to
+/// acquire the lock, or `None` if it was resumed from a ticket.
 pub(crate) fn keep(
     opened: Arc<OpenStore>,
     grant: Grant,
+    limit: Option<Limit>,
     mut cohort: Option<CohortGrant>,
     waited: Option<Duration>,
 ) -> Hold {
@@ -99,7 +103,7 @@ pub(crate) fn keep(
     let renewer = Renewer {
         granted,
         renewal: next_renewal(&grant, env),
-        state: Arc::new(HoldState::new(env.clone(), grant.deadline, lock.span())),
+        state: Arc::new(HoldState::new(env.clone(), grant.deadline, limit, lock.span())),
         lock,
         opened,
         grant,
@@ -166,6 +170,8 @@ enum Over {
     Command(Option<Box<SentCommand>>),
     /// The deadline passed.
     Expired,
+    /// The hold reached its limit. The lease has not ended.
+    Limit,
     /// The store reported the loss of the grant.
     Gone,
 }
@@ -201,6 +207,7 @@ impl Renewer {
     async fn run(mut self: Box<Self>, mut commands: oneshot::Receiver<Box<SentCommand>>) {
         match self.renew_until_over(&mut commands).await {
             Over::Command(sent) => return Box::pin(self.serve(sent)).await,
+            Over::Limit => return Box::pin(self.release(None)).await,
             // A renewal may have been applied unnoticed. Release it, so that the next holder need not wait until it
             // lapses.
             Over::Expired => drop(self.try_release(None).await),
@@ -218,6 +225,9 @@ impl Renewer {
         let span = || tracing::info_span!(parent: &caller, "leasehold.release", %lock, token);
         match command {
             Some(Command::Cooldown(period, reply)) => self.cooldown(period, reply).instrument(span()).await,
+            Some(Command::ReleaseAtLimit(reply)) => {
+                self.release_at_limit(reply).instrument(span()).await;
+            }
             Some(Command::Release(reply)) => self.pass_on_or_release(Some(reply)).instrument(span()).await,
             None => self.pass_on_or_release(None).instrument(span()).await,
             Some(Command::Detach(reply)) => self.detach(reply).instrument(caller).await,
@@ -289,7 +299,9 @@ impl Renewer {
         self.report_released(ReleaseResult::PassedOn);
         self.granted = now;
         self.lock.token = token;
-        self.state = Arc::new(HoldState::new(env, self.grant.deadline, self.lock.span()));
+        // The limit is that of a task, and not of the whole cohort, which may last a few seconds longer.
+        let limit = self.state.limit().map(|limit| Limit::new(limit.max_hold, now));
+        self.state = Arc::new(HoldState::new(env, self.grant.deadline, limit, self.lock.span()));
         // If that task is gone, the hold is dropped here, and the lock is then passed on to the next one or released.
         let _ = next.send(Served::Lock(self.start(Some(elapsed(began, now)))));
         None
@@ -383,6 +395,9 @@ impl Renewer {
 
     /// Returns why the hold has ended. Either its time was over, or its guard ended it and the command is on its way.
     async fn cancelled(&self, commands: &mut oneshot::Receiver<Box<SentCommand>>) -> Over {
+        if self.state.is_at_limit() {
+            return Over::Limit;
+        }
         if self.state.phase(|phase| matches!(phase, Phase::Lost(_))) {
             return Over::Expired;
         }
@@ -392,10 +407,16 @@ impl Renewer {
     async fn detach(&mut self, reply: oneshot::Sender<Result<(Ticket, oneshot::Sender<()>)>>) {
         let handed = self.opened.store.detach(&mut self.grant).await;
         let (taken, is_taken) = oneshot::channel();
-        let ticket = handed
-            .map_err(Error::from)
-            .and_then(|()| Ok(Ticket::new(&self.grant, self.opened.store_id.clone())?))
-            .map(|ticket| (ticket, taken));
+        let ticket = handed.map_err(Error::from).and_then(|()| {
+            let ticket = Ticket::new(&self.grant, self.opened.store_id.clone())?;
+            Ok(ticket.with_max_hold(self.state.limit().map(|limit| limit.max_hold)))
+        });
+        // Without the time of the grant, no renewal could keep the limit.
+        let ticket = match ticket {
+            Ok(ticket) => Limit::of_ticket(&ticket, &self.opened).await.map(|_| ticket),
+            Err(error) => Err(error),
+        };
+        let ticket = ticket.map(|ticket| (ticket, taken));
         // If the caller does not take the ticket, the lock is released, so that it is free for others at once. A result
         // that was sent may still be dropped unread, together with the caller's future. A caller that stops polling
         // keeps the lock for no longer than the lease.

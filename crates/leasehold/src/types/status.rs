@@ -40,13 +40,16 @@ pub struct Holder {
     /// The value that the holder advertises while it holds the lock. See [`Election::value`](crate::Election::value).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
+    /// The limit of the hold in milliseconds, from the grant on. See [`Lock::max_hold`](crate::Lock::max_hold).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_hold_ms: Option<u64>,
 }
 
 impl Holder {
-    /// Describes this process: the user's name, the host's name and the process id, without note and value.
+    /// Describes this process: the user's name, the host's name and the process id, and nothing else.
     pub fn this_process() -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Self { name: user_name(), host, pid: std::process::id(), note: None, value: None }
+        Self { name: user_name(), host, pid: std::process::id(), ..Self::default() }
     }
 
     /// Returns this holder for the history. Omits the value, which is outdated once the grant has ended.
@@ -166,6 +169,12 @@ impl HolderInfo {
     /// [`Lock::for_ticket`](crate::Lock::for_ticket).
     pub fn is_by_ticket(&self) -> bool {
         self.holder.as_ref().is_some_and(|holder| holder.pid == 0 && !holder.is_foreign())
+    }
+
+    /// Returns the [limit](crate::Lock::max_hold) of the hold. Returns `None` if there is no limit, or no hold.
+    pub fn max_hold(&self) -> Option<Duration> {
+        let holder = self.holder.as_ref().filter(|_| !self.in_cooldown && !self.reserved)?;
+        holder.max_hold_ms.map(Duration::from_millis)
     }
 
     /// Returns whether this process itself holds the lock, as far as the holder's host and process id tell. In
@@ -381,6 +390,8 @@ pub enum End {
     Lapsed,
     /// An operator evicted the holder.
     Evicted,
+    /// The hold reached its [limit](crate::Lock::max_hold), and was released.
+    Limit,
 }
 
 impl End {
@@ -390,6 +401,7 @@ impl End {
             Self::Released => "released",
             Self::Lapsed => "lapsed",
             Self::Evicted => "evicted",
+            Self::Limit => "limit",
         }
     }
 }
@@ -472,6 +484,8 @@ pub enum LossReason {
     /// Another process renewed the grant without a ticket, because this process or its machine was copied while it ran.
     /// Only one of the copies keeps the lock.
     RenewedElsewhere,
+    /// The hold reached its [limit](crate::Lock::max_hold). The lock was released.
+    Limit,
 }
 
 impl LossReason {
@@ -483,6 +497,7 @@ impl LossReason {
             Self::Ended => "ended",
             Self::Deleted => "deleted",
             Self::RenewedElsewhere => "renewed_elsewhere",
+            Self::Limit => "limit",
         }
     }
 }
@@ -498,6 +513,7 @@ impl fmt::Display for Loss {
             LossReason::TakenOver { by } => write!(f, "its lease had lapsed and it is now held by {by}"),
             LossReason::Ended => f.write_str("it was evicted, or released through its ticket"),
             LossReason::Deleted => f.write_str("its record was deleted from the store"),
+            LossReason::Limit => f.write_str("it was held for as long as its limit allows (max_hold)"),
             LossReason::RenewedElsewhere => f.write_str(
                 "another process renewed it: was this process or machine copied while it ran (a snapshot, CRIU)?",
             ),
@@ -516,7 +532,7 @@ mod tests {
             host: "h\u{202e}".into(),
             pid: 7,
             note: Some("x\r".into()),
-            value: None,
+            ..Holder::default()
         };
         assert_eq!(holder.to_string(), "a\u{fffd}[31m\u{fffd}@h\u{fffd} pid 7 \"x\u{fffd}\"");
         assert_eq!(

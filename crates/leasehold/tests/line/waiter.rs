@@ -77,6 +77,7 @@ impl Waiter {
             id: self.claim.id,
             ttl: self.claim.ttl,
             deadline: deadline(self.claim.ttl, self.client.env.now()),
+            at_limit: false,
             memo: None,
         };
         self.client.leases.release(&mut claim, None).await.unwrap();

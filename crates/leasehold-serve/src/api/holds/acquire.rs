@@ -12,7 +12,7 @@ use leasehold::{Guard, Holder, Lock, LockName, Loss, LossReason};
 use tracing::Instrument as _;
 
 use super::bodies::{AcquireRequest, Hold, HolderRequest};
-use super::{report, token};
+use super::{MAX_COOLDOWN, report, token};
 use crate::access::Right;
 use crate::app::{App, Arrival, Shared};
 use crate::body::{Payload, duration, lock_name};
@@ -161,12 +161,16 @@ fn ttl(request: &AcquireRequest) -> Result<Duration, Problem> {
 fn lock(app: &App, arrival: &Arrival, name: &LockName, request: &AcquireRequest) -> Result<Lock, Problem> {
     let mut lock = app.locker.lock(name.as_str()).for_ticket();
     if let Some(holder) = &request.holder {
-        let HolderRequest { name, host, pid, value } = holder;
+        let HolderRequest { name, host, pid, value, max_hold_ms } = holder;
         let (name, host, value) = (name.clone(), host.clone(), value.clone());
-        lock = lock.on_behalf_of(Holder { name, host, pid: *pid, value, note: None });
+        let (pid, max_hold_ms) = (*pid, *max_hold_ms);
+        lock = lock.on_behalf_of(Holder { name, host, pid, value, max_hold_ms, note: None });
     }
     if let Some(delay) = &request.lock_delay {
         lock = lock.lock_delay(duration("lock_delay", delay, Ttl::MAX)?);
+    }
+    if let Some(limit) = &request.max_hold {
+        lock = lock.max_hold(duration("max_hold", limit, MAX_COOLDOWN)?);
     }
     if request.barge {
         lock = lock.barge();

@@ -33,6 +33,9 @@ pub(crate) struct AcquireRequest {
     pub(super) holder: Option<HolderRequest>,
     /// How much longer other processes wait after the lease has lapsed, at most 24h.
     pub(super) lock_delay: Option<String>,
+    /// How long the lock may be held from the grant on, however often it is renewed. A renewal after that fails. No
+    /// limit if it is missing. Needs a store that shows how long a lock has been held.
+    pub(super) max_hold: Option<String>,
     /// Ignore the line of waiters.
     #[serde(default)]
     pub(super) barge: bool,
@@ -58,6 +61,8 @@ pub(crate) struct HolderRequest {
     /// What a leader advertises.
     #[schema(max_length = 1024)]
     pub(super) value: Option<String>,
+    /// The limit that the holder itself puts on the hold, for others to see. The server does not enforce it.
+    pub(super) max_hold_ms: Option<u64>,
 }
 
 /// A hold. The client renews it.
@@ -101,6 +106,9 @@ pub(crate) struct ReleaseRequest {
     pub(super) ticket: String,
     /// How long the lock is granted to no one.
     pub(super) cooldown: Option<String>,
+    /// The holder releases the lock because the hold is at its limit, which the history then shows.
+    #[serde(default)]
+    pub(super) at_limit: bool,
 }
 
 /// Which acquisition to withdraw.

@@ -36,7 +36,7 @@ async fn acquired(app: &App, arrival: &Arrival, name: &str) -> Ticket {
 async fn refused(app: &App, arrival: &Arrival, ticket: &Ticket) -> [Problem; 2] {
     let text = ticket.to_string();
     let renewal = renew_one(app, arrival, &text).await.err().unwrap();
-    let release = release_one(app, arrival, &text, None).await.err().unwrap();
+    let release = release_one(app, arrival, &text, None, false).await.err().unwrap();
     [renewal, release]
 }
 
@@ -86,7 +86,7 @@ async fn a_forged_ticket_is_reported_only_as_refused() {
         (1, 6, 7)
     );
     assert!(!text.contains("987654321"), "{text}");
-    release_one(&app, &arrival, &held.to_string(), None).await.ok().unwrap();
+    release_one(&app, &arrival, &held.to_string(), None, false).await.ok().unwrap();
 }
 
 #[tokio::test]
@@ -122,7 +122,7 @@ async fn a_repeated_release_is_not_a_loss() {
     let arrival = app.arrival(false).await;
     let held = acquired(&app, &arrival, "a").await;
     for (app, before) in [(&app, false), (&app, true), (&App::on(&locker, None), true)] {
-        let released = release_one(app, &arrival, &held.to_string(), None).await.ok().unwrap();
+        let released = release_one(app, &arrival, &held.to_string(), None, false).await.ok().unwrap();
         assert_eq!((released.released, released.before), (true, before));
         assert_eq!(losses(app), 0);
     }
@@ -161,7 +161,7 @@ async fn failed_requests_are_limited_and_valid_ones_are_not() {
     let exhaust = || while app.limits.attempt(caller.name(), app.now()).is_ok() {};
     exhaust();
     let began = app.now();
-    let release = release_one(&app, &arrival().await, &forged, None).await.err().unwrap();
+    let release = release_one(&app, &arrival().await, &forged, None, false).await.err().unwrap();
     assert_eq!(release.word(), "lost");
     assert!(app.now().shortest_since(began) >= PAUSE, "the release was not counted");
     exhaust();

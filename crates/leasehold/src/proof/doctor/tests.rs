@@ -93,6 +93,7 @@ impl Bad {
             id: claim.id,
             ttl: claim.ttl,
             deadline,
+            at_limit: false,
             memo: None,
         })
     }

@@ -181,7 +181,11 @@ impl RegisterLeases {
         let unread = match self.records.claims() {
             Claims::InTurn => true,
             // Only the record shows whether the grant of a repeated claim has ended.
-            Claims::Free => !is_known && !claim.repeatable,
+            // A hold with a limit needs the time of its grant, which is unknown before the first response.
+            Claims::Free => {
+                let needs_time = claim.holder.max_hold_ms.is_some() && self.store_time().is_none();
+                !is_known && !claim.repeatable && !needs_time
+            }
             Claims::Never => false,
         };
         if unread { self.claim_unread(claim, attempts, budget).await } else { Ok(Next::Read) }
@@ -256,6 +260,7 @@ impl RegisterLeases {
             id: claim.id,
             ttl: claim.ttl,
             deadline: deadline(claim.ttl, attempt.sent),
+            at_limit: false,
             memo: Some(Box::new(Memo::new(version, record, true))),
         };
         if !early.is_zero() && !grant.deadline.passed(self.now()) {

@@ -7,7 +7,7 @@ use super::super::record_cache::Observation;
 use super::super::rules::{self, Attempt, Freed, Settled};
 use super::{Overwrite, RegisterLeases, Sent, not_its_own};
 use crate::error::StoreError;
-use crate::lease::{End, Grant, Id, LossReason, Released, Renewal, State, Token, deadline};
+use crate::lease::{Grant, Id, LossReason, Released, Renewal, State, Token, deadline};
 use crate::register::Version;
 use crate::retry::RetryBudget;
 
@@ -205,7 +205,7 @@ impl RegisterLeases {
         loop {
             let sent = self.now();
             let mut record =
-                rules::freed(&memo.record, End::Released, cooldown, self.store_time(), self.nonce());
+                rules::freed(&memo.record, grant.end(), cooldown, self.store_time(), self.nonce());
             record.unconfirmed &= !memo.confirmed;
             let Memo { version, record: before, attempts, .. } = &mut *memo;
             let over = Overwrite::Record(Some((version, before)));

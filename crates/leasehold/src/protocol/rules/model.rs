@@ -232,6 +232,7 @@ fn tokens_of(record: &Record, after: Option<Token>) -> (Token, Vec<Token>) {
         id: record.grant,
         ttl: Ttl::DEFAULT,
         deadline: Deadline::new(Moment::from_raw(0, 0), Duration::ZERO),
+        at_limit: false,
         memo: None,
     };
     let (first, mut rest) = Tokens::of(&grant, true);

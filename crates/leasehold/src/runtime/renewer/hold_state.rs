@@ -14,11 +14,14 @@ use crate::clock::{Deadline, Moment};
 use crate::env::Env;
 use crate::lease::{Loss, LossReason};
 use crate::observe::{Event, Observers, elapsed};
+use crate::runtime::limit::Limit;
 
 /// The state of a hold. Its guard, its renewer and its watchdog share it.
 #[derive(Debug)]
 pub(crate) struct HoldState {
     pub(super) env: Env,
+    /// Boxed, because most holds have none.
+    limit: Option<Box<Limit>>,
     phase: Mutex<Phase>,
     /// Cancelled as soon as the hold is over, for any reason, or is no longer renewed because the runtime has shut down.
     pub(super) over: CancellationToken,
@@ -32,7 +35,8 @@ pub(crate) struct HoldState {
 #[derive(Debug)]
 pub(super) enum Phase {
     Held {
-        deadline: Deadline,
+        /// When the lease ends. The hold may end earlier, at its limit.
+        lease: Deadline,
         last_error: Option<Box<str>>,
         /// The span `leasehold.hold`. `None` if no subscriber wants it, which is the usual case.
         span: Option<Arc<Span>>,
@@ -44,12 +48,13 @@ pub(super) enum Phase {
 }
 
 impl HoldState {
-    /// Creates the state of a hold until `deadline`. `span` is the span of the hold.
-    pub(super) fn new(env: Env, deadline: Deadline, span: Span) -> Self {
+    /// Creates the state of a hold until `lease`, and until `limit` at the latest. `span` is the span of the hold.
+    pub(super) fn new(env: Env, lease: Deadline, limit: Option<Limit>, span: Span) -> Self {
         let span = (!span.is_disabled()).then(|| Arc::new(span));
-        let phase = Mutex::new(Phase::Held { deadline, last_error: None, span });
+        let phase = Mutex::new(Phase::Held { lease, last_error: None, span });
         Self {
             env,
+            limit: limit.map(Box::new),
             phase,
             over: CancellationToken::new(),
             renewed: Notify::new(),
@@ -72,18 +77,25 @@ impl HoldState {
     /// Returns for how long the lock is certain to be held. Returns zero if the hold is over.
     pub(crate) fn remaining(&self) -> Duration {
         let now = self.env.now();
+        self.deadline().map_or(Duration::ZERO, |deadline| deadline.remaining(now))
+    }
+
+    /// Returns the deadline, or `None` if the hold is known to be over. It is never later than the limit.
+    pub(crate) fn deadline(&self) -> Option<Deadline> {
+        Some(Limit::of_lease(self.limit(), self.lease()?))
+    }
+
+    /// Returns when the lease ends, or `None` if the hold is known to be over.
+    fn lease(&self) -> Option<Deadline> {
         self.phase(|phase| match phase {
-            Phase::Held { deadline, .. } => deadline.remaining(now),
-            Phase::Lost(_) | Phase::Ended(_) => Duration::ZERO,
+            Phase::Held { lease, .. } => Some(*lease),
+            Phase::Lost(_) | Phase::Ended(_) => None,
         })
     }
 
-    /// Returns the deadline, or `None` if the hold is known to be over.
-    pub(crate) fn deadline(&self) -> Option<Deadline> {
-        self.phase(|phase| match phase {
-            Phase::Held { deadline, .. } => Some(*deadline),
-            Phase::Lost(_) | Phase::Ended(_) => None,
-        })
+    /// Returns the limit of the hold.
+    pub(crate) fn limit(&self) -> Option<Limit> {
+        self.limit.as_deref().copied()
     }
 
     pub(crate) fn now(&self) -> Moment {
@@ -101,8 +113,10 @@ impl HoldState {
         loop {
             // A renewal after this line is not missed.
             let renewed = self.renewed();
-            match self.deadline() {
-                Some(deadline) if deadline.starts_since(moment) => return Ok(deadline),
+            match self.lease() {
+                Some(lease) if lease.starts_since(moment) => {
+                    return Ok(Limit::of_lease(self.limit(), lease));
+                }
                 Some(_) => {
                     // Each round requests another renewal. The deadline of the previous one may count from an earlier
                     // request: from one whose response was lost, or from one that renewed several locks.
@@ -137,9 +151,15 @@ impl HoldState {
         let now = self.env.now();
         let mut recorded = None;
         let loss = self.phase(|phase| match phase {
-            Phase::Held { deadline, .. } if !deadline.passed(now) => None,
-            Phase::Held { last_error, .. } => {
-                let loss = lock.loss(LossReason::Expired { last_error: last_error.take().map(Into::into) });
+            Phase::Held { lease, last_error, .. } => {
+                let reason = if lease.passed(now) {
+                    LossReason::Expired { last_error: last_error.take().map(Into::into) }
+                } else if self.limit().is_some_and(|limit| limit.until.passed(now)) {
+                    LossReason::Limit
+                } else {
+                    return None;
+                };
+                let loss = lock.loss(reason);
                 recorded = phase.lose(&loss);
                 Some(loss)
             }
@@ -228,6 +248,11 @@ impl HoldState {
         })
     }
 
+    /// Returns whether the hold was lost at its limit.
+    pub(super) fn is_at_limit(&self) -> bool {
+        self.phase(|phase| matches!(phase, Phase::Lost(loss) if loss.reason == LossReason::Limit))
+    }
+
     /// Records a loss, unless the hold is over.
     pub(super) fn lose(&self, loss: Loss) {
         let recorded = self.phase(|phase| phase.lose(&loss));
@@ -242,9 +267,9 @@ impl HoldState {
     pub(super) fn prolong(&self, prolonged: Deadline) -> Option<Duration> {
         let now = self.env.now();
         let left = self.phase(|phase| match phase {
-            Phase::Held { deadline, last_error, .. } if !deadline.passed(now) => {
+            Phase::Held { lease, last_error, .. } if !Limit::of_lease(self.limit(), *lease).passed(now) => {
                 *last_error = None;
-                Some(std::mem::replace(deadline, prolonged).remaining(now))
+                Some(std::mem::replace(lease, prolonged).remaining(now))
             }
             _ => None,
         });

@@ -38,6 +38,12 @@ impl Renewer {
         }
     }
 
+    /// Releases the lock because the hold is at its limit. Never passes it on, so that all processes see the end.
+    pub(super) async fn release_at_limit(&mut self, reply: oneshot::Sender<Result<Released>>) {
+        self.grant.at_limit = true;
+        self.release(Some(reply)).await;
+    }
+
     /// Releases the lock with a cooldown. Retries until the lease has lapsed. Reports only the final result to the
     /// caller, because no other process knows of the cooldown until the store has recorded it.
     pub(super) async fn cooldown(&mut self, period: Duration, reply: oneshot::Sender<Result<Released>>) {
@@ -80,6 +86,8 @@ impl Renewer {
         // After the end of the lease, a release makes no difference to other processes, so it gets only the time of one
         // request.
         let env = self.state.env.clone();
+        // The guard may have been dropped right after the loss.
+        self.grant.at_limit |= self.state.is_at_limit();
         let limit = self.grant.deadline.remaining(env.now()).max(attempt_limit(self.grant.ttl));
         let release = self.opened.store.release(&mut self.grant, cooldown);
         let outcome = timeout(&*env.clock, limit, release).await.unwrap_or_else(|| {

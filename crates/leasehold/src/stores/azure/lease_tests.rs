@@ -32,7 +32,7 @@ fn store(server: &Server) -> Store {
 
 fn claim(store: &Store, seconds: u64) -> Claim {
     let ttl = Ttl::new(Duration::from_secs(seconds)).unwrap();
-    let holder = Holder { name: "ann".into(), host: "h".into(), pid: 7, note: None, value: None };
+    let holder = Holder { name: "ann".into(), host: "h".into(), pid: 7, ..Holder::default() };
     let mut claim = Claim::new(store.env(), LockName::new("x").unwrap(), ttl, holder);
     claim.id = ID.parse().unwrap();
     claim
@@ -41,7 +41,7 @@ fn claim(store: &Store, seconds: u64) -> Claim {
 fn grant(store: &Store) -> Grant {
     let Claim { name, id, ttl, .. } = claim(store, 30);
     let deadline = deadline(ttl, store.env().now());
-    Grant { name, token: signature::number(id), after: None, id, ttl, deadline, memo: None }
+    Grant { name, token: signature::number(id), after: None, id, ttl, deadline, at_limit: false, memo: None }
 }
 
 /// Returns the kind of a request.

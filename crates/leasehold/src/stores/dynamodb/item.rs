@@ -334,16 +334,11 @@ pub(super) fn read_line(item: &Item) -> (String, Version) {
 }
 
 fn past(past: &PastGrant) -> AttributeValue {
-    let end = match past.end {
-        End::Released => "released",
-        End::Lapsed => "lapsed",
-        End::Evicted => "evicted",
-    };
     let mut entry = Item::from([
         ("token".to_owned(), n(past.token.get())),
         ("grant".to_owned(), s(past.grant.to_string())),
         ("holder".to_owned(), s(to_json(&past.holder))),
-        ("end".to_owned(), s(end)),
+        ("end".to_owned(), s(past.end.as_str())),
     ]);
     entry.extend(past.from_us.map(|us| ("from".to_owned(), n(us))));
     entry.extend(past.until_us.map(|us| ("until".to_owned(), n(us))));
@@ -366,6 +361,7 @@ fn history(item: &Item) -> Option<Vec<PastGrant>> {
                 "released" => End::Released,
                 "lapsed" => End::Lapsed,
                 "evicted" => End::Evicted,
+                "limit" => End::Limit,
                 _ => return None,
             },
             evicted: json(entry, "evicted"),

@@ -255,6 +255,7 @@ mod tests {
             id: claim.id,
             ttl: claim.ttl,
             deadline: deadline(claim.ttl, kept),
+            at_limit: false,
             memo: None,
         };
         let mut ask = Ask::new(&env);

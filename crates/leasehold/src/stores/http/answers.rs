@@ -97,6 +97,7 @@ impl Problem {
             }
             Some("deleted") => LossReason::Deleted,
             Some("renewed_elsewhere") => LossReason::RenewedElsewhere,
+            Some("limit") => LossReason::Limit,
             _ => LossReason::Ended,
         }
     }

@@ -28,12 +28,15 @@ impl HttpLeases {
     pub(super) async fn acquire(&self, claim: &Claim, wait: Duration) -> Outcome<Claimed> {
         let holder = &claim.holder;
         let ttl = if wait.is_zero() { claim.ttl.get() } else { claim.ttl.get().min(UNCONFIRMED) };
-        let body = json!({
+        let mut body = json!({
             "lock": claim.name, "ttl": duration(ttl), "wait": duration(wait),
             "claim": secret(&claim.name, claim.id)?,
             "holder": { "name": holder.name, "host": holder.host, "pid": holder.pid, "value": holder.value },
             "note": holder.note, "lock_delay": duration(claim.lock_delay), "barge": claim.barges,
         });
+        if let Some(limit) = holder.max_hold_ms {
+            body["holder"]["max_hold_ms"] = limit.into();
+        }
         let request = Request::post("/v1/holds", body, format!("cannot acquire {}", claim.name));
         let sent = self.client.env.now();
         let held: Held = match self.client.send(&request).await? {
@@ -99,7 +102,10 @@ impl HttpLeases {
 
     /// Sends one release.
     pub(super) async fn released(&self, grant: &Grant, cooldown: Option<Duration>) -> Outcome<Ended> {
-        let body = json!({ "ticket": ticket(grant)?, "cooldown": cooldown.map(duration) });
+        let mut body = json!({ "ticket": ticket(grant)?, "cooldown": cooldown.map(duration) });
+        if grant.at_limit {
+            body["at_limit"] = true.into();
+        }
         let request = Request::post("/v1/holds/release", body, format!("cannot release {}", grant.name));
         let over = match self.client.send(&request).await? {
             Answer::Done(_, body) => self.client.read::<Over>(&request, &body)?,

@@ -63,6 +63,7 @@ fn grant(store: &Store, claim: &Claim, number: u64) -> Grant {
         id: claim.id,
         ttl: claim.ttl,
         deadline: crate::lease::deadline(claim.ttl, store.env().now()),
+        at_limit: false,
         memo: None,
     }
 }
@@ -93,6 +94,7 @@ fn hold(seen: &Seen, number: u64) -> Value {
         id: claim["claim"].as_str().unwrap().parse::<Secret>().unwrap().id(),
         ttl: Ttl::DEFAULT,
         deadline: crate::lease::deadline(store.ttl, Env::system().now()),
+        at_limit: false,
         memo: None,
     };
     let ticket = Ticket::new(&grant, Some("s3://bucket".to_owned())).unwrap().to_string();

@@ -153,6 +153,7 @@ fn granted(claim: &Claim, record: &Record, after: Option<Token>, sent: Moment) -
         ttl: claim.ttl,
         deadline: deadline(claim.ttl, sent),
         // Other processes may have the grant of a repeatable claim too.
+        at_limit: false,
         memo: (!claim.repeatable).then(|| Memo::of(record.nonce)),
     }
 }

@@ -11,7 +11,7 @@ use super::{STORE_TIMEOUT, SqliteLeases};
 use crate::clock::{Moment, StoreTime};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{End, Grant, Id, Loss, LossReason, Released, Renewal, Token, deadline};
+use crate::lease::{Grant, Id, Loss, LossReason, Released, Renewal, Token, deadline};
 use crate::protocol::rules::{self, Attempt, Freed, Settled};
 
 /// The state of a grant between calls.
@@ -121,7 +121,7 @@ impl SqliteLeases {
         }
         let began = self.env.now();
         let (id, token, nonce) = (grant.id, grant.token, nonce(&self.env, began));
-        let memo = Memo::begin(grant, nonce, began);
+        let (memo, end) = (Memo::begin(grant, nonce, began), grant.end());
         let is_shared = memo.known.is_none();
         let cooldown = cooldown.filter(|cooldown| !cooldown.is_zero());
         let step = move |row: Option<Row>, machine: &Machine, now: Moment| {
@@ -130,7 +130,7 @@ impl SqliteLeases {
                 Freed::StillOurs => match own(row, id, token, &memo) {
                     Ok(row) => {
                         let wall = Some(StoreTime::exactly(now.wall_us()));
-                        let record = rules::freed(&row.record, End::Released, cooldown, wall, nonce);
+                        let record = rules::freed(&row.record, end, cooldown, wall, nonce);
                         (Released::Released, Some(Row::written(record, machine, now)))
                     }
                     Err(_) => (Released::AlreadyLost, None),

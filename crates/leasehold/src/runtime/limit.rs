@@ -1,0 +1,58 @@
+//! [`Limit`]: how long a lock is held at most, however often its lease is renewed.
+
+use std::time::Duration;
+
+use super::open_store::OpenStore;
+use crate::clock::{Deadline, Moment};
+use crate::error::{Error, Result};
+use crate::lease::State;
+use crate::ticket::Ticket;
+
+/// The limit of a hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limit {
+    /// The limit, from the grant on.
+    pub(crate) max_hold: Duration,
+    /// When the hold ends, on this machine's clocks.
+    pub(crate) until: Deadline,
+}
+
+impl Limit {
+    /// Returns the limit of a hold that began at `began` or later.
+    pub(crate) fn new(max_hold: Duration, began: Moment) -> Self {
+        Self { max_hold, until: Deadline::new(began, max_hold) }
+    }
+
+    /// Returns the limit of the hold of `ticket`. The grant may have been made on another machine, whose clocks must not
+    /// be compared with those of this one. So the store says how long ago that was, on its own clock. Returns `None`
+    /// without a limit, and if the hold is over.
+    pub(crate) async fn of_ticket(ticket: &Ticket, opened: &OpenStore) -> Result<Option<Self>> {
+        let Some(max_hold) = ticket.max_hold() else { return Ok(None) };
+        let asked = opened.store.env().now();
+        let state = opened.store.inspect(ticket.name()).await?.state;
+        let is_ours = |token| token == ticket.token();
+        let held = match state {
+            State::Held(held) | State::Lapsed(held)
+                if !held.in_cooldown && !held.reserved && held.token.is_none_or(is_ours) =>
+            {
+                held
+            }
+            _ => return Ok(None),
+        };
+        let held_for = held.held_for.ok_or_else(|| {
+            let store = opened.store.capabilities().store;
+            Error::unsupported(format!(
+                "the lock `{}` has a limit, but {store} does not show for how long it has been held",
+                ticket.name()
+            ))
+            .with_help("acquire it without `max_hold`, or hold it with a guard or `leasehold run` instead of a ticket")
+        })?;
+        let until = Deadline::new(asked, max_hold.saturating_sub(held_for));
+        Ok(Some(Self { max_hold, until }))
+    }
+
+    /// Returns the deadline that comes first: `lease`, or the end of the hold.
+    pub(crate) fn of_lease(limit: Option<Self>, lease: Deadline) -> Deadline {
+        limit.map_or(lease, |limit| limit.until.earliest(lease))
+    }
+}

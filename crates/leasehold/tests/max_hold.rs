@@ -1,0 +1,244 @@
+//! The limit of a hold ([`leasehold::Lock::max_hold`]). Time is paused.
+
+use std::time::Duration;
+
+use crate::common::{Client, TTL, World, name};
+use leasehold::clock::Clock;
+use leasehold::lease::{End, Secret};
+use leasehold::{ErrorKind, Guard, Locker, LossReason, Released, Ticket};
+use leasehold_testkit::fault::Outcome;
+
+const SECOND: Duration = Duration::from_secs(1);
+const LIMIT: Duration = Duration::from_secs(100);
+
+fn locker(client: &Client) -> Locker {
+    Locker::new(client.leases.clone())
+}
+
+async fn limited(client: &Client) -> Guard {
+    locker(client).lock("x").ttl(TTL).max_hold(LIMIT).acquire().await.unwrap()
+}
+
+fn reason(error: &leasehold::Error) -> &LossReason {
+    &error.loss().unwrap().reason
+}
+
+async fn ends(client: &Client) -> Vec<End> {
+    locker(client).inspect(&name()).await.unwrap().history.iter().map(|past| past.end).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_limit_ends_a_hold_that_is_renewed() {
+    let world = World::new();
+    let client = world.dated(1);
+    let guard = limited(&client).await;
+    let limit = guard.limit().unwrap();
+    assert_eq!(limit.span(), LIMIT);
+    // Renewed until the end, and valid until the limit.
+    client.env.sleep(LIMIT - SECOND).await;
+    guard.check().unwrap();
+    assert!(guard.remaining() <= SECOND, "{:?}", guard.remaining());
+    let loss = guard.lost().await;
+    assert_eq!(loss.reason, LossReason::Limit);
+    let held = client.clock.now().longest_since(limit.start());
+    assert!(held >= LIMIT && held < LIMIT + SECOND / 10, "{held:?}");
+    assert_eq!(reason(&guard.check().unwrap_err()), &LossReason::Limit);
+    assert!(guard.remaining().is_zero() && guard.deadline().is_err());
+}
+
+/// The watchdog has not run, so only the clock shows the limit.
+#[tokio::test(start_paused = true)]
+async fn no_check_passes_after_the_limit() {
+    let world = World::new();
+    let client = world.dated(1);
+    let guard = limited(&client).await;
+    client.env.sleep(LIMIT - SECOND).await;
+    guard.renew().await.unwrap();
+    client.clock.suspend(SECOND * 2);
+    assert_eq!(reason(&guard.check().unwrap_err()), &LossReason::Limit, "the lease itself is not over");
+    // The renewer learns of the drop first.
+    drop(guard);
+    client.env.sleep(SECOND).await;
+    assert_eq!(ends(&client).await, [End::Limit]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_sleeps_past_its_limit_is_lost() {
+    let world = World::new();
+    let client = world.dated(1);
+    let guard = locker(&client).lock("x").ttl(LIMIT * 6).max_hold(LIMIT).acquire().await.unwrap();
+    client.clock.suspend(LIMIT);
+    assert_eq!(reason(&guard.check().unwrap_err()), &LossReason::Limit);
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_the_limit_the_lock_is_free_for_others_at_once() {
+    let world = World::new();
+    let (client, other) = (world.dated(1), world.dated(2));
+    let start = other.clock.now();
+    let guard = limited(&client).await;
+    let next = locker(&other).lock("x").ttl(TTL).acquire().await.unwrap();
+    let waited = other.clock.now().longest_since(start);
+    assert!(waited < LIMIT + SECOND * 5, "not after a lease of {TTL:?}: {waited:?}");
+    assert!(next.token().unwrap() > guard.token().unwrap());
+    assert_eq!(ends(&other).await, [End::Limit]);
+}
+
+/// A renewal is under way at the limit. It does not delay the release until the lease ends.
+#[tokio::test(start_paused = true)]
+async fn a_renewal_without_a_response_does_not_delay_the_release() {
+    let world = World::new();
+    let client = world.dated(1);
+    let guard = limited(&client).await;
+    client.env.sleep(LIMIT - SECOND).await;
+    client.network.next_write(Outcome::Stalled);
+    let renewal = tokio::spawn(guard.renew());
+    assert_eq!(guard.lost().await.reason, LossReason::Limit);
+    assert!(renewal.await.unwrap().is_err());
+    client.env.sleep(TTL / 2).await;
+    assert!(client.is_free().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_before_the_limit_is_not_the_limits() {
+    let world = World::new();
+    let client = world.dated(1);
+    assert_eq!(limited(&client).await.release().await.unwrap(), Released::Released);
+    assert_eq!(limited(&client).await.release_at_limit().await.unwrap(), Released::Released);
+    assert_eq!(ends(&client).await, [End::Limit, End::Released]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn others_see_the_limit() {
+    let world = World::new();
+    let (client, other) = (world.dated(1), world.dated(2));
+    let _held = limited(&client).await;
+    assert_eq!(other.held().await.max_hold(), Some(LIMIT));
+    assert_eq!(world.raw().await["holder"]["max_hold_ms"], 100_000);
+    let plain = locker(&client).lock("y").acquire().await.unwrap();
+    assert_eq!(plain.limit(), None);
+    assert!(world.raw().await["holder"].get("note").is_none());
+}
+
+/// Each task has the whole limit, however long the tasks before it had the lock by the same grant.
+#[tokio::test(start_paused = true)]
+async fn a_task_that_takes_over_has_its_own_limit() {
+    let world = World::new();
+    let client = world.observer(1);
+    let lock = locker(&client).lock("x").ttl(TTL).max_hold(LIMIT);
+    // The first grant of a new record has only one token.
+    lock.acquire().await.unwrap().release().await.unwrap();
+    client.env.sleep(SECOND).await;
+    let held = lock.try_acquire().await.unwrap();
+    let tasks = [lock.clone(), lock].map(|lock| tokio::spawn(async move { lock.acquire().await.unwrap() }));
+    // The store's clock advances, so that the next grant has room for several tokens.
+    client.env.sleep(SECOND * 2).await;
+    held.release().await.unwrap();
+    let [first, second] = tasks;
+    let first = first.await.unwrap();
+    client.env.sleep(SECOND / 2).await;
+    client.network.reset_counts();
+    first.release().await.unwrap();
+    let second = second.await.unwrap();
+    assert_eq!(client.network.counts().writes, 0, "by the same grant");
+    assert!(second.limit().unwrap().remaining(client.clock.now()) > LIMIT - SECOND / 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_exclusive_hold_ends_at_its_limit_with_all_its_parts() {
+    let world = World::new();
+    let (client, other) = (world.dated(1), world.dated(2));
+    let guard = locker(&client).rw_lock("x").ttl(TTL).max_hold(LIMIT).exclusive().await.unwrap();
+    assert_eq!(guard.lost().await.reason, LossReason::Limit);
+    let _guard = locker(&other).rw_lock("x").ttl(TTL).exclusive_within(SECOND * 5).await.unwrap();
+}
+
+async fn ticket(client: &Client) -> Ticket {
+    limited(client).await.into_ticket().await.unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ticket_is_not_renewed_beyond_its_limit() {
+    let world = World::new();
+    // The clock of the other machine is far behind.
+    let (client, other) = (world.dated(1), world.dated(2));
+    other.clock.step_wall(-100_000);
+    let ticket = ticket(&client).await;
+    assert_eq!(ticket.max_hold(), Some(LIMIT));
+    for _ in 0..9 {
+        other.env.sleep(SECOND * 10).await;
+        let held = locker(&other).renew(&ticket).await.unwrap();
+        assert!(!held.remaining().is_zero());
+    }
+    let held = locker(&other).renew(&ticket).await.unwrap();
+    assert!(held.remaining() < SECOND * 12, "the deadline is the limit: {:?}", held.remaining());
+    // The lease itself would last longer.
+    other.env.sleep(SECOND * 15).await;
+    let error = locker(&other).renew(&ticket).await.unwrap_err();
+    assert_eq!(reason(&error), &LossReason::Limit);
+    assert!(client.is_free().await, "it was released");
+    assert_eq!(ends(&client).await, [End::Limit]);
+    assert_eq!(locker(&other).resume(&ticket).await.unwrap_err().kind(), ErrorKind::Lost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guard_of_a_ticket_ends_at_the_limit_of_the_grant() {
+    let world = World::new();
+    let (client, other) = (world.dated(1), world.dated(2));
+    let ticket = ticket(&client).await;
+    other.env.sleep(SECOND * 20).await;
+    let guard = locker(&other).resume(&ticket).await.unwrap();
+    let start = other.clock.now();
+    // A ticket of this guard has the same limit.
+    let guard = locker(&other).resume(&guard.into_ticket().await.unwrap()).await.unwrap();
+    assert_eq!(guard.lost().await.reason, LossReason::Limit);
+    let held = other.clock.now().longest_since(start);
+    assert!(held > SECOND * 70 && held < SECOND * 82, "{held:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_repeated_acquisition_keeps_the_limit_of_the_first() {
+    let world = World::new();
+    let client = world.dated(1);
+    let lock = locker(&client).lock("x").ttl(TTL).max_hold(LIMIT);
+    let secret = Secret::new(&client.env);
+    lock.acquire_ticket(secret, Duration::ZERO).await.unwrap();
+    // A repetition replaces a grant that created the record, with a higher token.
+    lock.acquire_ticket(secret, Duration::ZERO).await.unwrap();
+    for _ in 0..9 {
+        client.env.sleep(SECOND * 10).await;
+        lock.acquire_ticket(secret, Duration::ZERO).await.unwrap();
+    }
+    let held = lock.acquire_ticket(secret, Duration::ZERO).await.unwrap();
+    assert!(held.remaining() < SECOND * 12, "{:?}", held.remaining());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ticket_with_a_limit_needs_the_time_of_the_grant() {
+    let world = World::new();
+    let client = world.dated(1);
+    let guard = limited(&client).await;
+    world
+        .edit(|record| {
+            record.as_object_mut().unwrap().remove("granted_at_us");
+        })
+        .await;
+    // The next renewal finds the record changed.
+    let error = guard.into_ticket().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains("`x`") && !error.help().is_empty());
+    let plain = locker(&client).lock("y").acquire().await.unwrap();
+    plain.into_ticket().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limit_that_is_too_short_is_named() {
+    let world = World::new();
+    let locker = locker(&world.dated(1));
+    for limit in [Duration::ZERO, Duration::from_millis(499)] {
+        let error = locker.lock("x").max_hold(limit).acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains(&format!("max hold {limit:?}")), "{error}");
+    }
+    let _guard = locker.lock("x").max_hold(Duration::MAX).acquire().await.unwrap();
+}
