@@ -123,7 +123,7 @@ async fn others_see_the_limit() {
 /// Each task has the whole limit, however long the tasks before it had the lock by the same grant.
 #[tokio::test(start_paused = true)]
 async fn a_task_that_takes_over_has_its_own_limit() {
-    let world = World::new();
+    let world = World::paced();
     let client = world.observer(1);
     let lock = locker(&client).lock("x").ttl(TTL).max_hold(LIMIT);
     // The first grant of a new record has only one token.
