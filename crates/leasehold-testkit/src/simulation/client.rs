@@ -126,7 +126,11 @@ impl Client {
         };
         let lock = self.locker.lock(LOCK).ttl(self.ttl).store_timeout(self.ttl).note(&self.note);
         // Without a random number, so that all other choices stay the same.
-        if self.acquisitions.is_multiple_of(5) { lock.max_hold(self.ttl) } else { lock }
+        if self.acquisitions.is_multiple_of(5) && !self.plan().is_quiet() {
+            lock.max_hold(self.ttl)
+        } else {
+            lock
+        }
     }
 
     async fn acquire_or_give_up(&mut self) -> Option<(Guard, Held)> {

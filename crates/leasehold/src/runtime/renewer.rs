@@ -360,6 +360,8 @@ impl Renewer {
                 command = &mut *commands => {
                     (timeout(&*env.clock, attempt_limit(ttl), renewal).await, Some(command.ok()))
                 }
+                // At its limit the hold is lost, and nothing may prolong its lease any more.
+                () = self.state.at_limit() => (None, None),
             }
         };
         self.renewal = match renewal {

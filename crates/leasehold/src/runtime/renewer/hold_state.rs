@@ -253,6 +253,14 @@ impl HoldState {
         self.phase(|phase| matches!(phase, Phase::Lost(loss) if loss.reason == LossReason::Limit))
     }
 
+    /// Waits until the hold is lost at its limit.
+    pub(super) async fn at_limit(&self) {
+        self.over.cancelled().await;
+        if !self.is_at_limit() {
+            std::future::pending::<()>().await;
+        }
+    }
+
     /// Records a loss, unless the hold is over.
     pub(super) fn lose(&self, loss: Loss) {
         let recorded = self.phase(|phase| phase.lose(&loss));

@@ -75,9 +75,14 @@ fn a_lock_delay_counts_from_the_noted_death_or_the_lapse() {
 fn a_lock_delay_of_an_earlier_boot_counts_from_its_end() {
     let row = held(5_000, &machine(), Moment::from_raw(7_000_000_000, 0));
     let another = Machine { boot: "boot 2".into(), ..machine() };
-    let standing = |ns| standing(&row, &another, Moment::from_raw(ns, 0));
-    assert_eq!(standing(5_000_000_000 - 1), Standing::Taken(Duration::from_nanos(1)));
-    assert_eq!(standing(5_000_000_000), Standing::Free);
+    // The lease of a process ended with its boot. A lease that another machine may hold counts from this boot.
+    let of_a_process = Row { process: machine().me, ..row.clone() };
+    for (row, lease) in [(of_a_process, Duration::ZERO), (row.clone(), row.record.ttl().contender_span())] {
+        let free = nanos(lease) + 5_000_000_000;
+        let standing = |ns| standing(&row, &another, Moment::from_raw(ns, 0));
+        assert_eq!(standing(free - 1), Standing::Taken(Duration::from_nanos(1)));
+        assert_eq!(standing(free), Standing::Free);
+    }
 }
 
 #[test]
