@@ -35,6 +35,24 @@ async fn all(semaphore: &Semaphore, permits: usize) -> Vec<Guard> {
     guards
 }
 
+/// Builds without optimisation copy a future on the stack several times.
+#[tokio::test]
+async fn the_futures_of_callers_are_small() {
+    let client = World::new().observer(1);
+    let (permits, lock) =
+        (semaphore(&client, 3), Locker::new(client.leases.clone()).lock("y").ttl(TTL).rw_lock());
+    let sizes = [
+        size_of_val(&permits.acquire()),
+        size_of_val(&permits.try_acquire()),
+        size_of_val(&permits.acquire_within(SECOND)),
+        size_of_val(&lock.shared()),
+        size_of_val(&lock.exclusive()),
+        size_of_val(&lock.try_exclusive()),
+        size_of_val(&lock.exclusive_within(SECOND)),
+    ];
+    assert!(sizes.iter().all(|size| *size <= 2_048), "{sizes:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn all_permits_can_be_held_at_once_but_no_more() {
     let world = World::new();

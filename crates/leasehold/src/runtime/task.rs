@@ -43,20 +43,24 @@ where
 ///
 /// # Errors
 /// Returns the errors of `work`, or [`ErrorKind::Unavailable`] if the runtime shuts down.
-pub(crate) async fn run<T, F>(work: F) -> Result<T>
+pub(crate) fn run<T, F>(work: F) -> impl Future<Output = Result<T>> + Send
 where
     T: Send + 'static,
     F: Future<Output = Result<T>> + Send + 'static,
 {
-    output_of(work).await.unwrap_or_else(|| Err(shut_down()))
+    let output = output_of(work);
+    async move { output.await.unwrap_or_else(|| Err(shut_down())) }
 }
 
 /// Does the same as [`run`], for any output. Returns `None` if the runtime shuts down.
-pub(crate) async fn output_of<T, F>(work: F) -> Option<T>
+pub(crate) fn output_of<T, F>(work: F) -> impl Future<Output = Option<T>> + Send
 where
     T: Send + 'static,
     F: Future<Output = T> + Send + 'static,
 {
+    // Boxed, because some work has tens of kilobytes. The caller's future must stay small: builds without optimisation
+    // copy it on the stack.
+    let work = Box::pin(work);
     answer_of(|mut reply: oneshot::Sender<T>| async move {
         tokio::select! {
             biased;
@@ -64,7 +68,6 @@ where
             output = work => drop(reply.send(output)),
         }
     })
-    .await
 }
 
 /// Returns the error for an operation whose runtime has shut down.
