@@ -53,7 +53,8 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Creates a guard that keeps `grant`, the grant of a ticket, until `limit` at the latest. Must be called within a tokio runtime.
+    /// Creates a guard that keeps `grant`, the grant of a ticket, until `limit` at the latest. Must be called within a
+    /// tokio runtime.
     pub(crate) fn new(opened: Arc<OpenStore>, grant: Grant, limit: Option<Limit>) -> Self {
         Self::of(keep(opened, grant, limit, None, None))
     }
