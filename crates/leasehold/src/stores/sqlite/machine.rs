@@ -136,7 +136,8 @@ fn boot_id() -> Result<String, Fault> {
         Err(_) => String::new(),
     };
     let id = id.trim();
-    if !id.is_empty() && is_masked(BOOT_ID) {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    if !id.is_empty() && (is_masked(&mounts) || is_elsewhere(BOOT_ID)) {
         return Ok(format!("{MASKED}{id}"));
     }
     if id.is_empty() {
@@ -146,15 +147,20 @@ fn boot_id() -> Result<String, Fault> {
     Ok(id.to_owned())
 }
 
-/// Returns whether something is mounted over the boot id or a folder above it, so that the kernel's /proc does not contain
-/// it. systemd-nspawn and LXC do this to give each container a random id.
+/// Returns whether a file is mounted over the boot id. systemd-nspawn and LXC do this to give each container a random
+/// id.
+fn is_masked(mountinfo: &str) -> bool {
+    mountinfo.lines().any(|line| line.split(' ').nth(4) == Some(BOOT_ID))
+}
+
+/// Returns whether the boot id is not in a /proc of the kernel, because something is mounted over a folder above it.
 #[cfg(target_os = "linux")]
-fn is_masked(boot_id: &str) -> bool {
+fn is_elsewhere(boot_id: &str) -> bool {
     rustix::fs::statfs(boot_id).is_ok_and(|there| there.f_type != rustix::fs::PROC_SUPER_MAGIC)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn is_masked(_boot_id: &str) -> bool {
+fn is_elsewhere(_boot_id: &str) -> bool {
     false
 }
 
@@ -359,10 +365,13 @@ pub(super) mod tests {
 
     #[test]
     fn a_boot_id_masked_by_a_container_is_not_taken_for_a_reboot() {
+        let line = "713 640 0:25 /run/x /proc/sys/kernel/random/boot_id ro,nosuid - tmpfs tmpfs rw";
+        assert!(is_masked(&format!("22 1 0:20 / / rw - ext4 /dev/sda rw\n{line}\n")));
+        assert!(!is_masked("22 1 0:20 /proc/sys/kernel/random/boot_id / rw - ext4 /dev/sda rw\n"));
         // A file of another file system, as if it were mounted there.
         let elsewhere = tempfile::NamedTempFile::new().unwrap();
-        assert!(is_masked(elsewhere.path().to_str().unwrap()));
-        assert!(!is_masked("/proc/version"));
+        assert!(is_elsewhere(elsewhere.path().to_str().unwrap()));
+        assert!(!is_elsewhere("/proc/version"));
         let machine = |boot: &str| Machine { boot: boot.to_owned(), me: None };
         assert!(machine("b").has_rebooted_since("a", 5, 9), "two genuine ones");
         assert!(!machine("a").has_rebooted_since("a", 5, 9));
