@@ -61,8 +61,13 @@ impl WaitProgress {
 
     /// Returns the callback for reports about the holder.
     pub(crate) fn observer(&self) -> impl Fn(&HolderInfo) + Send + Sync + 'static {
-        let (name, observer) = (self.names.first().clone(), self.observer_of_several());
-        move |held| observer(&name, held)
+        let (names, observer) = (self.names.clone(), self.observer_of_several());
+        move |held| {
+            // Of several locks, this one may be any.
+            if !names.are_several() {
+                observer(names.first(), held);
+            }
+        }
     }
 
     /// Returns the callback for reports about the holders of several locks.

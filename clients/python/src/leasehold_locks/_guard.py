@@ -30,8 +30,8 @@ class BaseGuard:
 
     @property
     def name(self) -> str:
-        """The name of the lock. For a semaphore or a shared hold, the name of the permit. For several locks, their names,
-        separated by commas."""
+        """The name of the lock. For a semaphore or a shared hold, the name of the permit. For several locks, their
+        names, separated by commas."""
         return self._hold.name
 
     @property

@@ -18,7 +18,18 @@ _ROUNDING_US = 1_000
 class Hold:
     """A held lock."""
 
-    __slots__ = ("_deadline", "_limit_us", "_listeners", "_loss", "_over", "has_guard", "name", "number", "token", "tokens")
+    __slots__ = (
+        "_deadline",
+        "_limit_us",
+        "_listeners",
+        "_loss",
+        "_over",
+        "has_guard",
+        "name",
+        "number",
+        "token",
+        "tokens",
+    )
 
     def __init__(
         self,
