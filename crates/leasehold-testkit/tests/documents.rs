@@ -1,5 +1,6 @@
-//! Checks that every relative link in the project's documents leads somewhere, that the files and names exist with which
-//! CONTRIBUTING.md recommends to start reading, and that leasehold prints the errors that docs/troubleshooting.md explains.
+//! Checks that every relative link in the project's documents leads somewhere, that an index has every page, that the
+//! files and names exist with which CONTRIBUTING.md recommends to start reading, and that leasehold prints the errors that
+//! docs/troubleshooting.md explains.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -89,6 +90,24 @@ fn every_link_between_documents_leads_somewhere() {
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert!(documents.len() > 10 && count > 30, "{} documents, {count} links", documents.len());
+}
+
+/// The pages that list all others.
+const INDEXES: &[&str] =
+    &["docs/README.md", "docs/stores/README.md", "docs/guides/README.md", "docs/rfcs/README.md"];
+
+#[test]
+fn an_index_has_every_page() {
+    let mut listed = vec![root().join(INDEXES[0])];
+    for index in INDEXES.iter().map(|index| root().join(index)) {
+        for link in links(&fs::read_to_string(&index).unwrap()) {
+            let path = link.split('#').next().unwrap();
+            listed.extend(index.parent().unwrap().join(path).canonicalize());
+        }
+    }
+    let missing: Vec<_> =
+        documents(&root().join("docs")).into_iter().filter(|page| !listed.contains(page)).collect();
+    assert!(missing.is_empty(), "{missing:#?}");
 }
 
 #[test]

@@ -63,6 +63,7 @@ guides! {
     gitlab: "gitlab.md",
     jenkins: "jenkins.md",
     systemd_timers: "systemd-timers.md",
+    kubernetes_cronjob: "kubernetes-cronjob.md",
     airflow: "airflow.md",
     apscheduler: "apscheduler.md",
     django: "django.md",
