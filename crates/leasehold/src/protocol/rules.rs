@@ -72,7 +72,7 @@ pub(crate) enum Availability {
     Taken { lapses_within: Duration },
 }
 
-/// Decides whether `record` may be granted to another claim (the takeover rule; "Time" in docs/protocol.md).
+/// Decides whether `record` may be granted to another claim (the takeover rule; docs/protocol/time.md).
 ///
 /// A held lock may be taken over once this contender has seen its (state, grant, token, heartbeat) unchanged for
 /// `Ttl::contender_span` (the ttl, plus 0.5 %, plus a slack) plus the lock delay, both from the record. The holder relies
