@@ -1,11 +1,10 @@
 //! The locks of a command line: one, or several that are held together.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 
 use leasehold::{LockName, Locks, Ticket};
 
-use crate::context::lock_name;
 use crate::exit::Failure;
 use crate::shell;
 
@@ -61,6 +60,17 @@ impl Names {
         let others = self.others.iter().map(|name| format!(" {}", shell::quoted(name.as_str())));
         std::iter::once(shell::last_argument(&self.first)).chain(others).collect()
     }
+}
+
+/// Parses a lock name given on the command line.
+pub(crate) fn lock_name(given: &OsStr) -> Result<LockName, Failure> {
+    let Some(text) = given.to_str() else {
+        return Err(Failure::usage(format!("lock name {:?} is not UTF-8", given.to_string_lossy()))
+            .with_help(
+                "a lock name has segments separated by `/` and at most 256 bytes, for example deploy/prod",
+            ));
+    };
+    LockName::new(text).map_err(Failure::bad_argument)
 }
 
 impl From<LockName> for Names {

@@ -241,14 +241,17 @@ impl Locker {
         let renewed = join_all(tickets.iter().map(|ticket| self.renewed_one(ticket))).await;
         let lost = renewed.iter().find_map(|renewed| renewed.as_ref().err()?.loss()).cloned();
         if let Some(loss) = lost.filter(|_| ticket.is_of_several()) {
-            // An error here changes nothing: without a renewal, the locks lapse.
-            drop(self.end(ticket, None, loss.reason == LossReason::Limit).await);
+            if loss.reason != LossReason::Limit {
+                // An error here changes nothing: without a renewal, the locks lapse.
+                drop(self.end(ticket, None, false).await);
+            }
             return Err(Error::lost(loss));
         }
         renewed.into_iter().collect()
     }
 
-    /// Renews the lock of `ticket`. Returns the limit of the hold too. At the limit, releases the lock.
+    /// Renews the lock of `ticket`. Returns the limit of the hold too. At the limit, the lock is lost, but not released:
+    /// another user of the ticket may not have reached the limit, because the time of the grant is an estimate.
     async fn renewed_one(&self, ticket: &Ticket) -> Result<(Grant, Option<Limit>)> {
         let env = self.store().env();
         let mut grant = ticket.grant(env.now());
@@ -262,8 +265,6 @@ impl Locker {
                 return Err(Error::lost(loss));
             }
             if is_over() {
-                grant.at_limit = true;
-                self.store().release(&mut grant, None).await?;
                 return Err(Error::lost(Loss::new(grant.name, grant.token, LossReason::Limit)));
             }
             Ok((grant, limit))

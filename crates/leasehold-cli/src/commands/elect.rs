@@ -14,6 +14,7 @@ use crate::context::{self, Context, Note};
 use crate::exit::{Exit, Failure};
 use crate::job::{Completion, Job, Session};
 use crate::leader_page::LeaderListener;
+use crate::names::lock_name;
 use crate::output::{human, json, print_unless_closed};
 use crate::signals::interrupted;
 
@@ -26,7 +27,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(30);
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 pub(super) async fn elect(context: &Context, args: ElectArgs) -> Result<Exit, Failure> {
-    let name = context::lock_name(&args.name)?;
+    let name = lock_name(&args.name)?;
     #[cfg(feature = "serve")]
     let listener =
         args.http.map(|address| crate::leader_page::listen(address, &context.output)).transpose()?;

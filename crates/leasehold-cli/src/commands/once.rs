@@ -7,13 +7,14 @@ use leasehold::{Due, OncePer};
 use crate::acquisition::Request;
 use crate::args::{OnceArgs, duration};
 use crate::config::Settings;
-use crate::context::{self, Context, Note};
+use crate::context::{Context, Note};
 use crate::exit::{Exit, Failure};
 use crate::job::{Completion, Job};
+use crate::names::lock_name;
 use crate::output::human;
 
 pub(super) async fn once(context: &Context, args: OnceArgs) -> Result<Exit, Failure> {
-    let name = context::lock_name(&args.lock.lock)?;
+    let name = lock_name(&args.lock.lock)?;
     let period = period(&context.settings, args.per)?;
     let count_failures = Settings::switch(args.count_failures, "count-failures")?;
     let note = Note::of(&args.command);
