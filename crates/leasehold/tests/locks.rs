@@ -124,6 +124,8 @@ async fn a_failed_attempt_or_wait_leaves_nothing_held() {
         let world = World::new();
         let (one, two) = (world.observer(1), world.observer(2));
         let _other = alone(&one, lock).await;
+        // A release in the background would come too late.
+        two.network.every(Kind::Write, Outcome::Delayed(SECOND / 10));
         for wait in [None, Some(Duration::ZERO), Some(SECOND * 5)] {
             let locks = abc(&two);
             let error = match wait {
@@ -201,11 +203,13 @@ async fn a_lock_lost_while_waiting_for_the_next_is_acquired_again() {
         two.env.sleep(SECOND * 5).await;
         assert_eq!(held(&one).await, NAMES);
         evict(&one, lost).await;
-        // Another process gets the lock, and must not wait for this one, which waits for `c`.
-        let other = alone(&one, lost).await;
-        two.env.sleep(SECOND * 15).await;
+        // Another process gets that lock. If it also wants `b`, it must not wait for this one, which waits for `c`.
+        let others = locker(&one).lock_all([lost, "b"].into_iter().take(if lost == "a" { 2 } else { 1 }));
+        let other = others.ttl(TTL).acquire_within(TTL).await.unwrap();
         other.check().unwrap();
         other.release().await.unwrap();
+        // By then, a renewal has noticed the eviction.
+        two.env.sleep(SECOND * 15).await;
         last.release().await.unwrap();
         let guard = waiting.await.unwrap();
         guard.check().unwrap();
@@ -298,7 +302,9 @@ async fn the_limit_of_several_locks_is_the_earliest() {
     last.release().await.unwrap();
     let guard = waiting.await.unwrap();
     let left = guard.limit().unwrap().remaining(two.env.now());
-    assert!(left <= SECOND * 60 - two.env.now().shortest_since(began) + SECOND, "{left:?}");
+    // The first lock was granted at the beginning.
+    let waited = two.env.now().shortest_since(began);
+    assert!(waited > SECOND * 15 && left < SECOND * 50, "{left:?} after {waited:?}");
     assert_eq!(guard.lost().await.reason, LossReason::Limit);
     // The work may still run until the guard is dropped.
     drop(guard);
@@ -314,7 +320,7 @@ async fn one_ticket_holds_all_locks() {
     let tokens = guard.tokens().unwrap();
     let ticket: Ticket = guard.into_ticket().await.unwrap().to_string().parse().unwrap();
     assert_eq!(ticket.tokens(), tokens);
-    assert!(format!("{ticket:?}").contains("LockName(\"b\")"), "{ticket:?}");
+    assert!(format!("{ticket:?}").contains("\"b\""), "{ticket:?}");
     for _ in 0..3 {
         two.env.sleep(TTL / 2).await;
         assert!(locker(&two).renew(&ticket).await.unwrap().remaining() > TTL / 2);
