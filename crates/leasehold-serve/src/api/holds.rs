@@ -79,7 +79,7 @@ pub(crate) async fn renew_one(app: &App, arrival: &Arrival, text: &str) -> Resul
 
 /// Renews a hold. Also returns which fraction of the ttl was left when the store responded.
 async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<(Renewed, f64), Problem> {
-    let presented = Presented::parse(app, arrival, text).await?;
+    let presented = Presented::parse(app, arrival, text, false).await?;
     let ticket = &presented.ticket;
     let held = match app.locker.renew(ticket).await {
         Ok(held) => held,
@@ -123,7 +123,7 @@ pub(crate) async fn release_one(
     at_limit: bool,
 ) -> Result<ReleasedAnswer, Problem> {
     let cooldown = cooldown.map(|cooldown| duration("cooldown", cooldown, MAX_COOLDOWN)).transpose()?;
-    let presented = Presented::parse(app, arrival, text).await?;
+    let presented = Presented::parse(app, arrival, text, true).await?;
     let ticket = &presented.ticket;
     if presented.fate == Some(Fate::Released) {
         return Ok(ReleasedAnswer { lock: ticket.name().to_string(), released: true, before: true });
@@ -145,7 +145,8 @@ pub(crate) async fn release_one(
     app.grants.record(ticket, Fate::Released);
     if !before {
         presented.not_counted();
-        if at_limit {
+        // A renewal may have reported it.
+        if at_limit && !matches!(presented.fate, Some(Fate::Lost(_))) {
             app.metrics.lost(LossReason::Limit.as_str());
         }
         report_each(app, arrival, "released", ticket).await;
@@ -255,8 +256,8 @@ struct Presented<'a> {
 impl<'a> Presented<'a> {
     /// Parses the ticket in a request. Fails if the caller may not use it, has sent too many invalid tickets, or was told
     /// that the hold is lost. Then the store is not asked again, so a client that continues to use such a ticket costs
-    /// little.
-    async fn parse(app: &'a App, arrival: &'a Arrival, text: &str) -> Result<Self, Problem> {
+    /// little. A hold that has reached its limit can still be released.
+    async fn parse(app: &'a App, arrival: &'a Arrival, text: &str, releases: bool) -> Result<Self, Problem> {
         let attempt = || app.limits.attempt(arrival.caller.name(), arrival.at);
         let ticket = match text.parse::<Ticket>() {
             Ok(ticket) => ticket,
@@ -273,14 +274,14 @@ impl<'a> Presented<'a> {
         let fate = app.grants.fate(&ticket);
         match &fate {
             None => patiently(app, arrival).await?,
-            Some(Fate::Lost(reason)) => {
+            Some(Fate::Lost(reason)) if !(releases && matches!(**reason, LossReason::Limit)) => {
                 return Err(Problem::lost(&Loss::new(
                     ticket.name().clone(),
                     ticket.token(),
                     (**reason).clone(),
                 )));
             }
-            Some(Fate::Held | Fate::Released) => {}
+            Some(Fate::Held | Fate::Released | Fate::Lost(_)) => {}
         }
         Ok(Self { app, arrival, ticket, fate })
     }
