@@ -163,12 +163,18 @@ fn wants_json(flag: bool) -> bool {
     Settings::switch(flag, "json").unwrap_or_default()
 }
 
-/// Returns whether `error` is about a word that is no option, of a subcommand that takes a command after `--`.
+/// Returns whether `error` is about a word that is no option, or a command that is missing, of a subcommand that takes a command after `--`.
 fn lacks_dashes(error: &clap::Error) -> bool {
     let text = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
-    error.kind() == ErrorKind::UnknownArgument
-        && !text(ContextKind::InvalidArg).starts_with('-')
-        && text(ContextKind::Usage).contains("-- <CMD>")
+    let (argument, usage) = (text(ContextKind::InvalidArg), text(ContextKind::Usage));
+    match error.kind() {
+        ErrorKind::UnknownArgument => !argument.starts_with('-') && usage.contains("-- <CMD>"),
+        // The words of the command were taken for names of locks.
+        ErrorKind::MissingRequiredArgument => {
+            argument.starts_with("<CMD>") && usage.contains("<LOCK>... -- <CMD>")
+        }
+        _ => false,
+    }
 }
 
 /// Prints the usage error, the help or the version, and returns the exit code.

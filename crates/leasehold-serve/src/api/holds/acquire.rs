@@ -166,6 +166,9 @@ async fn granted(
 /// Returns the locks of `request`, in the order of acquisition.
 fn names(request: &AcquireRequest) -> Result<Vec<LockName>, Problem> {
     if request.locks.is_empty() {
+        if request.lock.is_empty() {
+            return Err(Problem::invalid("`lock`, the name of the lock, is missing or empty"));
+        }
         return Ok(vec![lock_name(&request.lock)?]);
     }
     if !request.lock.is_empty() {
