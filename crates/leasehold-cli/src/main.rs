@@ -15,6 +15,7 @@ mod filter;
 mod job;
 mod leader_page;
 mod mode;
+mod nesting;
 mod object;
 #[cfg(feature = "otlp")]
 mod otlp;

@@ -1,5 +1,6 @@
 //! The bodies of requests about holds, and of their responses.
 
+use leasehold::lease::Nested;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -63,6 +64,8 @@ pub(crate) struct HolderRequest {
     pub(super) value: Option<String>,
     /// The limit that the holder itself puts on the hold, for others to see. The server does not enforce it.
     pub(super) max_hold_ms: Option<u64>,
+    /// The locks that it holds while it waits.
+    pub(super) nested: Option<Box<Nested>>,
 }
 
 /// A hold. The client renews it.
