@@ -192,8 +192,11 @@ impl Request {
             outcome = progress.show_during(output, acquired) => match outcome {
                 Ok(acquired) => Ok(acquired),
                 Err(error) => {
-                    let has_waited = matches!(self.wait_policy, WaitPolicy::Within(_));
-                    if has_waited && error.kind() == ErrorKind::Held && locker.capabilities().fifo() {
+                    let has_waited = match error.kind() {
+                        ErrorKind::Held => matches!(self.wait_policy, WaitPolicy::Within(_)),
+                        kind => kind == ErrorKind::Deadlock,
+                    };
+                    if has_waited && locker.capabilities().fifo() {
                         // Allow time to leave the line of waiters. Otherwise other processes wait for this one.
                         clock(locker).sleep(CANCEL_TIMEOUT).await;
                     }

@@ -33,6 +33,7 @@
 //! [`ErrorKind::Unsupported`](leasehold::ErrorKind::Unsupported). No case is skipped.
 
 mod client;
+mod deadlock;
 mod election;
 mod eviction;
 mod frozen;
@@ -61,6 +62,7 @@ use futures_util::future::BoxFuture;
 use leasehold::LockName;
 use leasehold::lease::{LeaseStore, Ttl};
 
+pub use self::deadlock::*;
 pub use self::election::*;
 pub use self::eviction::*;
 pub use self::frozen::*;
@@ -216,6 +218,7 @@ cases! {
         a_contender_with_a_longer_ttl_waits_no_longer_for_it
         a_waiter_that_died_is_passed_over
         a_hundred_tasks_share_a_lock
+        one_of_two_waiters_in_a_cycle_fails
         dropping_a_guard_releases_its_lock
         an_acquisition_given_up_leaves_nothing_behind
         with_holds_the_lock_while_its_body_runs

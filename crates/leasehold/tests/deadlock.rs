@@ -1,5 +1,7 @@
 //! Cycles of waiters ([`leasehold::Lock::while_holding`]). Time is paused.
 
+mod histories;
+
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 

@@ -22,6 +22,8 @@ struct AcquireRequest {
     kind: Kind,
     policy: WaitPolicy,
     settings: LockSettings,
+    /// The holds that the host keeps while it waits.
+    holding: Vec<u64>,
     report_waiting: bool,
 }
 
@@ -58,6 +60,7 @@ pub(super) fn acquire(
         kind: kind(operation, &mut fields)?,
         policy: policy(operation, &mut fields)?,
         settings: LockSettings::read(&mut fields)?,
+        holding: fields.numbers("holding", MAX_HOLDING)?,
         report_waiting: fields.flag("report_waiting")?,
     };
     fields.finish(operation)?;
@@ -131,9 +134,10 @@ impl LockSettings {
 
 impl AcquireRequest {
     async fn acquire(self, session: Arc<Session>, id: u64, place: HoldPlace) -> Result<Reply, Refusal> {
-        let Self { store, lock, kind, policy, settings, report_waiting } = self;
+        let Self { store, lock, kind, policy, settings, holding, report_waiting } = self;
         let locker = session.stores.open_within(store, settings.store_timeout).await?;
         let lock = settings.apply(locker.lock(lock.as_str()));
+        let lock = session.nested(lock, holding).await?;
         let due = match report_waiting {
             false => acquired(lock, kind, policy).await?,
             true => {
@@ -188,5 +192,7 @@ pub(super) async fn with_host(
     Ok(Reply::Held(guard, place))
 }
 
+/// The longest list of holds. The library shows the first eight.
+const MAX_HOLDING: usize = 64;
 const MIN_TTL_MS: u64 = Ttl::MIN.as_millis() as u64;
 const MAX_TTL: Duration = Ttl::MAX;

@@ -27,11 +27,13 @@ use crate::types::{Cycle, CycleLink, LockName, MAX_HOLDS};
 const MAX_READS: usize = 64;
 /// How many waiters a cycle has at most.
 const MAX_DEPTH: usize = 8;
+/// How many cycles a waiter says that it has seen.
+const MAX_SEEN: usize = 8;
 /// How many paths a walk follows at most.
 const MAX_PATHS: usize = 1_024;
 
 /// The first pause before a walk. Each pause is twice as long as the one before, up to the longest.
-const FIRST_PAUSE: Duration = Duration::from_secs(5);
+const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// A lock that the caller of an acquisition holds until the acquisition ends.
@@ -91,31 +93,35 @@ impl Detector {
         loop {
             let left = self.next.remaining(env.now());
             env.sleep(left).await;
-            if let Some(news) = self.without_ended_holds(nested) {
-                return Found::News(news);
-            }
-            let cycles = match cycles_of(&*opened.store, claim, nested).await {
+            let mut cycles = match cycles_of(&*opened.store, claim, nested).await {
                 Ok(cycles) => cycles,
                 Err(error) => {
                     tracing::debug!(lock = %claim.name, %error, "could not look for deadlocks");
                     Vec::new()
                 }
             };
+            // After the walk: a hold that is over now may have been over when another waiter began to wait.
+            if let Some(news) = self.without_ended_holds(nested) {
+                return Found::News(news);
+            }
             self.next = Deadline::new(env.now(), env.random.jittered(self.pause, 0.1));
             self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+            // Those that count come first.
+            cycles.sort_by_key(|cycle| !cycle.is_seen_by_all(nested.id));
+            cycles.truncate(MAX_SEEN);
             let unseen: Vec<_> =
                 cycles.iter().map(Cycle::id).filter(|id| !nested.seen.contains(id)).collect();
             if !unseen.is_empty() {
                 self.pause = FIRST_PAUSE;
                 self.next = Deadline::new(env.now(), FIRST_PAUSE);
-                let seen = unseen.into_iter().chain(nested.seen.iter().copied()).take(MAX_HOLDS).collect();
+                let seen = unseen.into_iter().chain(nested.seen.iter().copied()).take(MAX_SEEN).collect();
                 return Found::News(Box::new(Nested { seen, ..nested.clone() }));
             }
             let Some(cycle) = cycles.iter().find(|cycle| cycle.is_seen_by_all(nested.id)) else { continue };
             // Once more: another waiter of the cycle may have given up meanwhile.
             let again = cycles_of(&*opened.store, claim, nested).await.unwrap_or_default();
             let stands = |again: &Cycle| again.id() == cycle.id() && again.is_seen_by_all(nested.id);
-            if !again.iter().any(stands) {
+            if self.holds.iter().any(Held::is_over) || !again.iter().any(stands) {
                 continue;
             }
             let fails = cycle.gives_up() == Some(nested.id);
@@ -204,7 +210,7 @@ async fn cycles(name: &LockName, waiter: &Holder, read: &Read<'_>) -> Result<Vec
         }
         let others = lock.waiters.iter().flat_map(|waiter| links(&waiter.holder, &lock.name));
         for link in others.filter(|_| path.len() < MAX_DEPTH) {
-            if path.iter().all(|before| before.id != link.id) {
+            if paths.len() < MAX_PATHS && path.iter().all(|before| before.id != link.id) {
                 paths.push_back(path.iter().cloned().chain([link]).collect());
             }
         }
