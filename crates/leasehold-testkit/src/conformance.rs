@@ -198,6 +198,7 @@ cases! {
         a_waiter_is_woken_by_a_release
         a_waiter_that_comes_after_the_release_is_not_left_waiting
         waiters_are_granted_the_lock_in_order
+        the_line_shows_the_locks_that_a_waiter_holds
         a_waiter_is_woken_by_an_eviction
         one_of_many_racing_claims_is_granted
         one_of_many_racing_takeovers_succeeds

@@ -73,7 +73,7 @@ async fn the_waiter_with_the_latest_hold_gives_up() {
     }
     assert!(error.help()[0].contains("the same order"), "{error:?}");
     // The task of the later one ends, which releases its lock. The other goes on.
-    let got = drop(within(&one, MINUTE, &mut older).await.expect("it goes on").unwrap());
+    let got = within(&one, MINUTE, &mut older).await.expect("it goes on").unwrap();
     assert_eq!(got.name().as_str(), "b");
     assert!(reports.0.lock().unwrap().iter().all(|(_, fails)| !fails));
 }

@@ -87,3 +87,14 @@ fn with_wait_a_deadlock_is_only_printed() {
         holder.process.wait().unwrap();
     }
 }
+
+/// Others may release the lock of a ticket before the command ends, so its command is not stuck with it.
+#[test]
+fn a_ticket_is_not_held_until_the_command_ends() {
+    let sandbox = Sandbox::new();
+    let ticket = sandbox.run("acquire x --ttl 60s").expect(0).stdout;
+    let told = |words: &str| sandbox.run_script(words, "echo \"$LEASEHOLD_HOLDS\"").expect(0).stdout;
+    assert_eq!(told(&format!("run --ticket={}", ticket.trim())), "\n");
+    let held = told("run y");
+    assert!(held.contains("\"lock\":\"y\"") && held.contains("\"store\":\"sqlite:"), "{held}");
+}

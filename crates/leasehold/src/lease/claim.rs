@@ -60,7 +60,7 @@ pub struct Claim {
     /// The [queue](PermitQueue) of the waiters, if this claim is for a permit that has one.
     pub(crate) permit_queue: Option<PermitQueue>,
     /// The locks that the waiter holds while it waits. Only the line shows them.
-    pub(crate) nested: Option<Box<Nested>>,
+    pub nested: Option<Box<Nested>>,
 }
 
 impl Claim {

@@ -14,7 +14,7 @@ use leasehold_testkit::fault::Chaos;
 
 use super::{MINUTE, SECOND, TTL, World, locker};
 
-const LENGTH: Duration = Duration::from_secs(600);
+const LENGTH: Duration = Duration::from_secs(180);
 
 /// Who waits for whom.
 #[derive(Default)]
@@ -175,7 +175,7 @@ impl History {
 fn in_no_history_a_deadlock_is_false_or_lasts() {
     let seeds: u64 = std::env::var("LEASEHOLD_SEEDS").map_or(2_000, |seeds| seeds.parse().unwrap());
     let (mut failed, mut killed, mut acquired) = (0, 0, 0);
-    let seeds = (seeds / 50).max(1);
+    let seeds = (seeds / 100).max(1);
     let only = std::env::var("LEASEHOLD_SEED").ok().map(|seed| seed.parse().unwrap());
     for seed in only.map_or(0..seeds, |seed| seed..seed + 1) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
