@@ -54,7 +54,7 @@ fn a_run_within_itself_fails_at_once() {
 fn show_names_the_locks_that_a_waiter_holds() {
     let sandbox = Sandbox::new();
     let mut first = nested(&sandbox, "sqlite:locks.db", "a", "b");
-    let second = sandbox.hold("-s sqlite:locks.db run b", "echo ready; cat");
+    let second = sandbox.hold("-s sqlite:locks.db run b", "echo ready; while :; do sleep 0.05; done");
     first.process.stdin.take().unwrap().write_all(b"go\n").unwrap();
     let shown = || sandbox.run("-s sqlite:locks.db show b").expect(0).stdout;
     wait_until("it waits", || shown().contains("waiter 1"));
