@@ -1,5 +1,4 @@
-"""Detects a thread or task that waits for a lock that it holds itself, and tells the agent which locks it holds while it
-waits."""
+"""Detects a thread or task that waits for a lock that it holds itself, and tells the agent what it holds meanwhile."""
 
 from __future__ import annotations
 
@@ -57,8 +56,8 @@ def forbid(settings: LockSettings) -> None:
 
 
 def holding(fields: Message) -> Message:
-    """Returns a request for a lock with the field that names the locks that the current thread and task hold in blocks, which they can leave only
-    after a wait. The innermost one comes first."""
+    """Returns a request for a lock with the numbers of the holds that the current thread and task have in blocks, which
+    they can leave only after the wait. The innermost one comes first."""
     agent, task = _shared.kept(), _task()
     guards = [ref() for of, _, ref in reversed(_here.guards) if (None if of is None else of()) is task]
     holds = [guard._hold.number for guard in guards if guard is not None and _waits_in(guard, agent)]
