@@ -139,6 +139,6 @@ def test_tasks_that_wait_for_each_other_are_told(url: str) -> None:
     async def run() -> list[str]:
         one, two = asyncio.Event(), asyncio.Event()
         both = asyncio.gather(work("a", "b", one, two), work("b", "a", two, one))
-        return await asyncio.wait_for(both, LIMIT)
+        return list(await asyncio.wait_for(both, LIMIT))
 
     assert sorted(asyncio.run(run())) == ["deadlock", "held"]

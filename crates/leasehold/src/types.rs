@@ -15,9 +15,10 @@ pub use self::id::Id;
 pub use self::invalid::InvalidValue;
 pub use self::name::LockName;
 pub(crate) use self::name::is_unprintable;
-pub(crate) use self::nested::{Cycle, CycleLink, MAX_HOLDS};
+pub(crate) use self::nested::MAX_NESTED;
 pub use self::nested::{HeldLock, Nested, OnDeadlock};
 pub use self::secret::Secret;
+pub(crate) use self::status::MAX_HOLD;
 pub use self::status::{
     End, Holder, HolderInfo, Loss, LossReason, PastGrant, State, Status, Waiter, printable,
 };

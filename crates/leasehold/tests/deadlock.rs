@@ -156,6 +156,31 @@ async fn a_wait_for_the_own_lock_fails_at_once() {
     drop(next);
 }
 
+/// One reading shows the cycle, and the next one does not.
+#[tokio::test(start_paused = true)]
+async fn a_cycle_that_ends_between_two_readings_is_not_reported() {
+    let world = World::paced();
+    let (one, two) = (world.dated(1), world.dated(2));
+    let (first, second) = (held(&locker(&one), "a").await, held(&locker(&two), "b").await);
+    let reports = Arc::new(Reports::default());
+    let older = waits(locker(&one).observed_by(reports.clone()).lock("b"), first);
+    one.clock.sleep(SECOND).await;
+    let mut later = waits(locker(&two).observed_by(reports.clone()).lock("a"), second);
+    // The later one has seen the cycle, and has taken a new place to say so.
+    let seen = async || {
+        let waiters = locker(&one).inspect(&LockName::new("a").unwrap()).await.unwrap().waiters;
+        waiters
+            .iter()
+            .any(|waiter| waiter.holder.nested.as_ref().is_some_and(|nested| !nested.seen.is_empty()))
+    };
+    while !seen().await {
+        one.clock.sleep(SECOND / 20).await;
+    }
+    older.abort();
+    drop(within(&two, MINUTE, &mut later).await.expect("it gets the lock").unwrap());
+    assert!(reports.0.lock().unwrap().is_empty());
+}
+
 /// A command under the lock a has started another process, which waits for b and is killed. The command goes on.
 #[tokio::test(start_paused = true)]
 async fn a_dead_waiter_is_in_no_cycle() {

@@ -9,6 +9,8 @@
 //! them began to wait. And each still held its lock then, because the lock has the same token now. Only then does the
 //! cycle count, and only an intervention from outside can have ended it since.
 
+mod cycle;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,12 +18,13 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
+use self::cycle::{Cycle, CycleLink};
 use crate::clock::{Deadline, Moment};
 use crate::error::{Error, ErrorKind, StoreError};
 use crate::lease::{Claim, HeldLock, Holder, HolderInfo, Id, LeaseStore, Nested, State, Status};
 use crate::observe::Event;
 use crate::runtime::open_store::OpenStore;
-use crate::types::{Cycle, CycleLink, LockName, MAX_HOLDS};
+use crate::types::{LockName, MAX_NESTED};
 
 /// How many locks a walk reads at most.
 const MAX_READS: usize = 64;
@@ -118,12 +121,6 @@ impl Detector {
                 return Found::News(Box::new(Nested { seen, ..nested.clone() }));
             }
             let Some(cycle) = cycles.iter().find(|cycle| cycle.is_seen_by_all(nested.id)) else { continue };
-            // Once more: another waiter of the cycle may have given up meanwhile.
-            let again = cycles_of(&*opened.store, claim, nested).await.unwrap_or_default();
-            let stands = |again: &Cycle| again.id() == cycle.id() && again.is_seen_by_all(nested.id);
-            if self.holds.iter().any(Held::is_over) || !again.iter().any(stands) {
-                continue;
-            }
             let fails = cycle.gives_up() == Some(nested.id);
             if self.reported != Some(cycle.id()) {
                 let message = cycle.to_string();
@@ -141,7 +138,7 @@ impl Detector {
     fn without_ended_holds(&mut self, nested: &Nested) -> Option<Box<Nested>> {
         let count = self.holds.len();
         self.holds.retain(|held| !held.is_over());
-        let holds = self.holds.iter().map(|held| held.lock.clone()).take(MAX_HOLDS).collect();
+        let holds = self.holds.iter().map(|held| held.lock.clone()).take(MAX_NESTED).collect();
         (self.holds.len() < count).then(|| Box::new(Nested { holds, ..nested.clone() }))
     }
 }
@@ -171,7 +168,7 @@ type Read<'a> = dyn Fn(LockName) -> BoxFuture<'a, Result<Status, StoreError>> + 
 fn links<'a>(waiter: &'a Holder, waits_for: &'a LockName) -> impl Iterator<Item = CycleLink> + 'a {
     let nested = waiter.nested.as_deref();
     nested.into_iter().flat_map(move |nested| {
-        nested.holds.iter().take(MAX_HOLDS).map(move |holds| CycleLink {
+        nested.holds.iter().take(MAX_NESTED).map(move |holds| CycleLink {
             waiter: Holder { nested: None, ..waiter.clone() },
             waits_for: waits_for.clone(),
             holds: holds.clone(),
