@@ -133,11 +133,6 @@ impl Guard {
     }
 
     /// Takes the inner guard. Dropping `self` then no longer releases the lock.
-    /// Returns the guard, unless the lock is released or handed on.
-    pub(super) fn inner(&self) -> Option<&crate::Guard> {
-        self.inner.as_ref()
-    }
-
     pub(super) fn take(&mut self) -> Result<crate::Guard> {
         self.inner.take().ok_or_else(released)
     }

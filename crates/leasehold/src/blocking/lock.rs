@@ -48,7 +48,7 @@ impl Lock {
     /// Says that the caller holds `guard` until the acquisition ends. See [`crate::Lock::while_holding`].
     #[must_use]
     pub fn while_holding(mut self, guard: &Guard) -> Self {
-        if let Some(guard) = guard.inner() {
+        if let Ok(guard) = guard.held() {
             self.lock = self.lock.while_holding(guard);
         }
         self
