@@ -2,15 +2,17 @@
 
 use std::time::Duration;
 
+use clap::ValueEnum as _;
 use leasehold::lease::{Claim, Ttl};
 use leasehold::{Due, Error, ErrorKind, Guard, HolderInfo, Lock, LockName, Locker};
 
-use crate::args::{ClaimArgs, duration};
+use crate::args::{ClaimArgs, OnDeadlock, duration};
 use crate::config::{Settings, Store};
 use crate::context::{Note, clock, store_flag};
 use crate::exit::{FAILED, Failure, HELD, TIMED_OUT};
 use crate::mode::{CANCEL_TIMEOUT, Mode, WaitPolicy, acquire_all};
 use crate::names::Names;
+use crate::nesting;
 use crate::output::{Output, human};
 use crate::signals::{Signals, interrupted};
 use crate::wait_progress::{HELD_BY_PARENT, WaitProgress, is_held_by_parent};
@@ -42,6 +44,7 @@ pub(crate) struct Request {
     for_ticket: bool,
     /// Whether to ignore the line of waiters.
     barges: bool,
+    on_deadlock: OnDeadlock,
 }
 
 impl Request {
@@ -76,6 +79,9 @@ impl Request {
             suffix,
             for_ticket: false,
             barges: claim.barge,
+            on_deadlock: settings
+                .pick(claim.on_deadlock, "on-deadlock", |text| OnDeadlock::from_str(text, false))?
+                .unwrap_or_default(),
             mode: Mode::Lock,
         })
     }
@@ -198,8 +204,11 @@ impl Request {
             outcome = progress.show_during(output, acquired) => match outcome {
                 Ok(acquired) => Ok(acquired),
                 Err(error) => {
-                    let has_waited = matches!(self.wait_policy, WaitPolicy::Within(_));
-                    if has_waited && error.kind() == ErrorKind::Held && locker.capabilities().fifo() {
+                    let has_waited = match error.kind() {
+                        ErrorKind::Held => matches!(self.wait_policy, WaitPolicy::Within(_)),
+                        kind => kind == ErrorKind::Deadlock,
+                    };
+                    if has_waited && locker.capabilities().fifo() {
                         // Allow time to leave the line of waiters. Otherwise other processes wait for this one.
                         clock(locker).sleep(CANCEL_TIMEOUT).await;
                     }
@@ -222,6 +231,12 @@ impl Request {
         let lock = if self.note.is_empty() { lock } else { lock.note(&self.note) };
         let lock = if self.for_ticket { lock.for_ticket() } else { lock };
         let lock = if self.barges { lock.barge() } else { lock };
+        let lock =
+            nesting::outer(locker).fold(lock, |lock, (name, token)| lock.while_other_holds(name, token));
+        let lock = lock.on_deadlock(match self.on_deadlock {
+            OnDeadlock::Fail => leasehold::OnDeadlock::Fail,
+            OnDeadlock::Wait => leasehold::OnDeadlock::Wait,
+        });
         match &self.owner {
             Some(owner) => lock.owner(owner),
             None => lock,
@@ -235,6 +250,7 @@ impl Request {
             (None, WaitPolicy::Within(_)) if error.kind() == ErrorKind::Unavailable => {
                 self.no_holder_seen(&error)
             }
+            (None, _) if error.kind() == ErrorKind::Deadlock => Failure::from(error),
             // The command has not started, so nothing ran without the lock and this is not a loss.
             (None, _) => Failure { code: FAILED, ..Failure::from(error) },
         }

@@ -173,6 +173,10 @@ pub(crate) struct ClaimArgs {
     /// Take the lock as soon as it is free, even if other processes have waited for longer
     #[arg(long)]
     pub(crate) barge: bool,
+    /// What to do in a cycle of waiters: this run holds a lock for which another waits, and the other holds LOCK
+    /// [default: fail]
+    #[arg(long, value_name = "ACTION")]
+    pub(crate) on_deadlock: Option<OnDeadlock>,
     /// Exit with N instead of 123 or 124; with 0 and --quiet, also print no error
     #[arg(short = 'E', long, value_name = "N")]
     pub(crate) conflict_exit_code: Option<u8>,
@@ -180,6 +184,16 @@ pub(crate) struct ClaimArgs {
     pub(crate) timeout: TimeoutArgs,
     #[command(flatten)]
     pub(crate) holder: HolderArgs,
+}
+
+/// What a run does that is in a cycle of waiters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnDeadlock {
+    /// The run that got its other lock last exits with 120
+    #[default]
+    Fail,
+    /// Print the cycle and wait
+    Wait,
 }
 
 // How long a store may take to respond.

@@ -24,6 +24,7 @@ use crate::config::{Settings, Store};
 use crate::context::{self, Context};
 use crate::exit::{Exit, FAILED, Failure, LIMIT, LOST};
 use crate::names::Names;
+use crate::nesting;
 use crate::output::{Output, human, json, print_on_stderr};
 use crate::report::{self, EarlierRun, MetricsFile, Report};
 use crate::signals::Signals;
@@ -60,6 +61,8 @@ pub(crate) struct Job {
     file: Option<PathBuf>,
     metrics: Option<MetricsFile>,
     report: Report,
+    /// Whether the lock is that of a ticket.
+    is_by_ticket: bool,
 }
 
 /// An open store, with the signals for leasehold or its command.
@@ -142,6 +145,7 @@ impl Job {
             metrics,
             report: Report { lock: names.to_string(), store: store.shown(), ..Report::default() },
             named_store: store.for_command(),
+            is_by_ticket: false,
             store,
         })
     }
@@ -267,6 +271,7 @@ impl Job {
 
     /// Resumes and renews the lock of `ticket`.
     pub(crate) async fn resume(&mut self, ticket: &Ticket, session: &mut Session) -> Result<Guard, Failure> {
+        self.is_by_ticket = true;
         let Session { locker, signals, .. } = session;
         let resumed = signals.unless_interrupted(async {
             locker.resume(ticket).await.map_err(|error| {
@@ -405,6 +410,8 @@ impl Job {
             ("LEASEHOLD_TOKEN", guard.token().ok().map(|token| token.to_string())),
             ("LEASEHOLD_PERMIT", self.report.permit.map(|permit| permit.to_string())),
         ];
+        // Other users of a ticket may release its lock before the command ends.
+        environment.push(nesting::inside(locker, (!self.is_by_ticket).then_some(guard)));
         environment.extend(OF_ONE_RUN.map(|variable| (variable, None)));
         environment.extend(self.named_store.clone());
         let mut prepared = prepared.map_or_else(|| Prepared::start(&self.command, self.plan), Ok)?;

@@ -11,7 +11,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::Deadline;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lease::{Grant, Loss, LossReason, Released, Token};
+use crate::lease::{Grant, HeldLock, Loss, LossReason, Released, Token};
+use crate::runtime::deadlock::Held;
 use crate::runtime::limit::Limit;
 use crate::runtime::open_store::OpenStore;
 use crate::runtime::renewer::{Command, Hold, RenewerHandle, bind, keep};
@@ -106,6 +107,15 @@ impl Guard {
     /// Returns the name of the lock, or of the first of several locks.
     pub fn name(&self) -> &LockName {
         &self.hold.lock.name
+    }
+
+    /// Returns the locks of this hold, as waiters tell that they hold them, with the store of each.
+    pub(crate) fn held(&self) -> impl Iterator<Item = (&OpenStore, Held)> {
+        let with_token = self.each().map(|guard| &guard.hold).filter(|hold| hold.capabilities.tokens);
+        with_token.map(|hold| {
+            let lock = HeldLock { name: hold.lock.name.clone(), token: hold.granted };
+            (&*hold.opened, Held { lock, over: Some(hold.state.over()) })
+        })
     }
 
     /// Returns the fencing token, which is greater than the token of every earlier grant of this lock.

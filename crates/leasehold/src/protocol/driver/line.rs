@@ -265,7 +265,7 @@ impl RegisterLeases {
         Waiter {
             number: 0,
             claim: claim.id,
-            holder: claim.holder.of_the_past(),
+            holder: claim.waiter(),
             since_us: self.store_time().map(|store| store.hi_us),
             polls_ms: 0,
         }
