@@ -270,6 +270,14 @@ impl Guard {
         self.each().filter_map(|guard| Some(guard.hold.state.limit()?.until)).reduce(Deadline::earliest)
     }
 
+    /// Limits the hold to `max_hold` from now on, unless it has a limit.
+    pub(crate) fn limit_to(&self, max_hold: Duration) {
+        let limit = Limit::new(max_hold, self.hold.state.now());
+        for guard in self.each() {
+            guard.hold.state.limit_to(limit);
+        }
+    }
+
     /// Releases the lock like [`release`](Self::release), because the work took too long. The history then shows that the
     /// hold ended at its [limit](Self::limit) ([`End::Limit`](crate::lease::End::Limit)). Use it if you stop the work a
     /// little before the limit.

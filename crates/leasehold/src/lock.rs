@@ -408,6 +408,13 @@ impl Lock {
         })
     }
 
+    /// Returns the lock without its limit, which others still see, and the limit.
+    pub(crate) fn without_limit(mut self) -> (Self, Option<Duration>) {
+        let limit = self.max_hold.take();
+        self.holder.max_hold_ms = limit.map(ms).or(self.holder.max_hold_ms);
+        (self, limit)
+    }
+
     pub(crate) fn locker(&self) -> &Locker {
         &self.locker
     }

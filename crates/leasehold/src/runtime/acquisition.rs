@@ -177,6 +177,9 @@ impl Acquisition {
             // No task passes the lock on to a request without terms.
             Served::Lock(hold) => {
                 waiting.acquired = true;
+                if let Some(max_hold) = request.max_hold {
+                    hold.state.limit_to(Limit::new(max_hold, hold.state.now()));
+                }
                 drop(waiting);
                 match &mut reply {
                     Reply::Hold(reply) => send(reply, Ok(hold)),

@@ -330,9 +330,8 @@ impl Renewer {
         self.report_released(ReleaseResult::PassedOn);
         self.granted = now;
         self.lock.token = token;
-        // The limit is that of a task, and not of the whole cohort, which may last a few seconds longer.
-        let limit = self.state.limit().map(|limit| Limit::new(limit.max_hold, now));
-        self.state = Arc::new(HoldState::new(env, self.grant.deadline, limit, self.lock.span()));
+        // The next task sets its own limit.
+        self.state = Arc::new(HoldState::new(env, self.grant.deadline, None, self.lock.span()));
         // If that task is gone, the hold is dropped here, and the lock is then passed on to the next one or released.
         let _ = next.send(Served::Lock(self.start(Some(elapsed(began, now)))));
         None
