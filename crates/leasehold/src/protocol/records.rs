@@ -185,6 +185,12 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
         false
     }
 
+    /// Returns whether other clients of the same records drop leasehold's token when they use a lock, with the record or
+    /// without it. A grant over a record without a token that counts then waits until its token is certainly new.
+    fn others_drop_tokens(&self) -> bool {
+        self.others_delete()
+    }
+
     /// Lists the names of the locks that have a record and start with `prefix`, page by page.
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>>;
 

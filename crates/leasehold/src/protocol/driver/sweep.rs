@@ -8,6 +8,7 @@ use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Swept, Ttl};
 use crate::protocol::record::{Record, RecordState};
 use crate::protocol::record_cache::Observation;
+use crate::protocol::rules;
 use crate::retry::repeated;
 use crate::types::LockName;
 
@@ -70,12 +71,12 @@ fn free_for(record: &Record, store: Option<StoreTime>) -> Option<Duration> {
         RecordState::Cooldown => record.cooldown_ms?,
     };
     let free_from_us = record.renewed_at_us?.saturating_add(cooldown_ms.saturating_mul(1_000));
-    let now_us = store?.lo_us;
+    let store = store?;
     // The next record's token is the store's time, which must be higher than this token.
-    if record.token.get() >= now_us {
+    if rules::is_recent(record.token, store) {
         return None;
     }
-    now_us.checked_sub(free_from_us).map(Duration::from_micros)
+    store.lo_us.checked_sub(free_from_us).map(Duration::from_micros)
 }
 
 #[cfg(test)]
@@ -155,9 +156,18 @@ mod tests {
         assert_eq!(super::free_for(&record, None), None, "without a clock");
         let written = Record { renewed_at_us: None, ..record.clone() };
         assert_eq!(free_for(&written, now), None, "written by a client that does not say when");
-        let ahead = Record { token: Token::new(now).unwrap(), ..record.clone() };
-        assert_eq!(free_for(&ahead, now), None, "the next token would not be higher");
         record.state = RecordState::Held;
         assert_eq!(free_for(&record, now), None);
+    }
+
+    /// The next token might not be higher.
+    #[test]
+    fn a_record_with_a_recent_token_is_not_swept() {
+        let store = StoreTime::exactly(9_000_000);
+        let mut record = Record { renewed_at_us: Some(0), ..golden_record("1-free.json") };
+        for (token, free) in [(5_999_999, true), (6_000_000, false), (10_000_000, false)] {
+            record.token = Token::new(token).unwrap();
+            assert_eq!(free_for(&record, Some(store)).is_some(), free, "{token}");
+        }
     }
 }
