@@ -129,7 +129,7 @@ impl TestStore for DynamoDb {
     fn bench(&self) -> Bench {
         Bench {
             title: "DynamoDB (DynamoDB Local)",
-            scenarios: "abcdefi",
+            scenarios: "abcdefij",
             server: Some(|folder| measured(&Local { in_memory: true }, folder)),
         }
     }
