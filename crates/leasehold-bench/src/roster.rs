@@ -59,8 +59,7 @@ use Scenario::{First, HandOff, Many, Processes, Recovery, Run, Tasks, Uncontende
 
 /// The scenarios that every lock supports.
 const LOCKS: &[Scenario] = &[Uncontended, Tasks, Processes, HandOff, Recovery, Waiters, First];
-const LOCKS_AND_MANY: &[Scenario] =
-    &[Uncontended, Tasks, Processes, HandOff, Recovery, Waiters, First, Many];
+const LOCKS_AND_MANY: &[Scenario] = &[Uncontended, Tasks, Processes, HandOff, Recovery, Waiters, First, Many];
 
 const fn peer(
     name: &'static str,

@@ -15,7 +15,7 @@ use crate::lease::{
     AcquireOutcome, Claim, Grant, Id, LeaseStore, Loss, LossReason, MAX_TOKENS, Renewal, deadline, in_time,
 };
 use crate::register::Version;
-use crate::retry::RetryBudget;
+use crate::retry::{RetryBudget, repeated};
 use crate::types::LockName;
 
 /// The longest wait that an inexact time explains: a `Date` is accurate to a second, and its response took some time.
@@ -230,8 +230,7 @@ impl RegisterLeases {
     ) -> Result<Next, StoreError> {
         let Some(&attempt) = attempts.last() else { return Ok(Next::Read) };
         if attempt.created && self.records.others_delete() {
-            // Now that the record exists, no other claim is granted, and the clock is an upper bound of the tokens that
-            // were granted before.
+            // Now that the record exists, no other claim is granted before it gets its token.
             let found = Found { content: Content::Record(Box::new(record)), version, line: None };
             return Ok(Next::Judge(Box::new(self.seen(&claim.name, Some(found)))));
         }
@@ -294,7 +293,10 @@ impl RegisterLeases {
         }
         // On DynamoDB, this token of a new record is never reported: see `committed`.
         if over.is_some() && self.records.others_drop_tokens() {
-            return self.wait_for_floor(name, since, budget).await;
+            return match repeated(budget, || self.records.next_token(name)).await? {
+                Some(token) => Ok(Some(token)),
+                None => self.wait_for_floor(name, since, budget).await,
+            };
         }
         Ok(since.map(|store| rules::first_token(store, attempts)))
     }

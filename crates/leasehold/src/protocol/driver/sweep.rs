@@ -9,7 +9,8 @@ use crate::lease::{Swept, Ttl};
 use crate::protocol::record::{Record, RecordState};
 use crate::protocol::record_cache::Observation;
 use crate::protocol::rules;
-use crate::retry::repeated;
+use crate::register::Version;
+use crate::retry::{RetryBudget, repeated};
 use crate::types::LockName;
 
 impl RegisterLeases {
@@ -43,14 +44,8 @@ impl RegisterLeases {
                 return Ok(Swept::Deleted);
             }
             self.probed(self.records.trust_deletes(), &mut budget).await?;
-            match budget.request(self.records.discard(name, &version)).await {
-                Ok(true) => {
-                    self.cache.forget(name);
-                    if let Err(error) = self.discard_line(name).await {
-                        tracing::debug!(lock = %name, %error, "the line of waiters was not deleted");
-                    }
-                    return Ok(Swept::Deleted);
-                }
+            match self.discarded(name, &version, &budget).await {
+                Ok(true) => return Ok(Swept::Deleted),
                 Ok(false) if unknown => budget.pause_after_conflict().await?,
                 Ok(false) => return Ok(Swept::Kept),
                 Err(error) => {
@@ -59,6 +54,29 @@ impl RegisterLeases {
                 }
             }
         }
+    }
+
+    /// Deletes the record of a lock if it has this version, and then its line. Reads the line first, because on DynamoDB
+    /// it has the token of the record, and that of a later record must stay.
+    pub(super) async fn discarded(
+        &self,
+        name: &LockName,
+        version: &Version,
+        budget: &RetryBudget<'_>,
+    ) -> Result<bool, StoreError> {
+        let line = budget.request(self.records.read_line(name)).await;
+        if !budget.request(self.records.discard(name, version)).await? {
+            return Ok(false);
+        }
+        self.cache.forget(name);
+        let deleted = match line {
+            Ok(Some((_, version))) => budget.request(self.records.delete_line(name, &version)).await,
+            line => line.map(drop),
+        };
+        if let Err(error) = deleted {
+            tracing::debug!(lock = %name, %error, "the line of waiters was not deleted");
+        }
+        Ok(true)
     }
 }
 
