@@ -40,7 +40,7 @@ node_24() {
 if [[ -L node_modules || ! -e node_modules ]]; then
     packages=$(./tools.sh ${only_installed:+--installed})
     if [[ -z $packages ]]; then
-        printf 'skipped: ./test installs what this needs\n'
+        printf 'skipped: ./test --all installs what this needs\n'
         exit 0
     fi
     ln -sfn "$packages" node_modules

@@ -328,8 +328,9 @@ export class Agent {
   /** Gives up a hold for good because its deadline has passed, before the agent reports the loss. */
   #expire(hold: Hold): void {
     if (!hold.isHeld) return;
-    // A stopped agent may renew the lease when it continues, so it must release the lock.
-    this.#releaseUnasked(hold);
+    // A stopped agent may renew the lease when it continues, so it must release the lock. It does not renew it beyond
+    // the limit, and the work may still run.
+    if (!hold.isAtLimit) this.#releaseUnasked(hold);
     const [reason, why]: [LossReason, string] = hold.isAtLimit
       ? ["limit", "it was held for as long as its limit allows"]
       : ["expired", "its lease was not renewed in time"];

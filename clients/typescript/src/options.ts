@@ -14,7 +14,10 @@ export interface LockOptions {
   readonly note?: string | undefined;
   /** How much longer other processes wait after the lease has lapsed, before the lock is granted again. */
   readonly lockDelay?: Duration | undefined;
-  /** Limits how long the lock is held, from the grant on. Then it is lost (`limit`) and free for others. */
+  /**
+   * Limits how long the lock is held, from the grant on. Then it is lost (`limit`), and others get it when its lease has
+   * ended.
+   */
   readonly maxHold?: Duration | undefined;
   /** How long to keep trying a store that does not respond. */
   readonly storeTimeout?: Duration | undefined;

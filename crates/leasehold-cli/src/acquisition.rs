@@ -61,7 +61,8 @@ impl Request {
         Ok(Self {
             name,
             ttl,
-            max_hold: settings.pick(max_hold, "max-hold", duration)?,
+            // Zero is no limit, to undo a limit of the configuration.
+            max_hold: settings.pick(max_hold, "max-hold", duration)?.filter(|limit| !limit.is_zero()),
             wait_policy: wait_policy(settings, claim)?,
             conflict_code: settings.pick(claim.conflict_exit_code, "conflict-exit-code", code)?,
             owner: settings.pick(claim.holder.owner.clone(), "owner", text)?,

@@ -76,7 +76,7 @@ pub(crate) struct Plan {
 impl Plan {
     /// Returns how much of the lease remains when SIGKILL is sent: a twentieth of the ttl, at most a second. On a busy
     /// machine, scheduling and the exit of a process take time.
-    fn margin(&self) -> Duration {
+    pub(crate) fn margin(&self) -> Duration {
         (self.ttl / 20).min(Duration::from_secs(1))
     }
 

@@ -352,7 +352,8 @@ impl Job {
             Some(error) => is_limit(error),
             // The command is stopped a little before the limit.
             None => {
-                stopped && guard.limit().is_some_and(|limit| limit.remaining(clock.now()) <= self.plan.grace)
+                let before = self.plan.grace.max(self.plan.margin());
+                stopped && guard.limit().is_some_and(|limit| limit.remaining(clock.now()) <= before)
             }
         };
         let ending = match completion.cooldown(&ended).filter(|_| loss.is_none()) {
@@ -361,7 +362,15 @@ impl Job {
             None if matches!(completion, Completion::KeepHeld) => Ending::Renewal,
             None => Ending::Release,
         };
-        let unrecorded = self.end_lease(context, guard, &mut loss, session, ending).await;
+        let unrecorded = if at_limit && matches!(completion, Completion::KeepHeld) {
+            // Another process may use the ticket. It may see the limit later, because the time of the grant is an
+            // estimate on this machine.
+            guard.lapse();
+            self.report.released = Some(false);
+            None
+        } else {
+            self.end_lease(context, guard, &mut loss, session, ending).await
+        };
         let exit = self.conclude(context, ended?, loss, at_limit);
         Ok(match unrecorded {
             Some(error) => self.unrecorded(context, &error, exit),

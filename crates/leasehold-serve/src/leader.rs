@@ -99,7 +99,7 @@ impl LeaderPage {
 
     /// Reads who leads `election` while this process does not lead.
     pub async fn observe(&self, election: &Election) {
-        loop {
+        'terms: loop {
             let over = self.known().own.as_ref().map(|term| term.over.clone());
             if let Some(over) = over {
                 over.cancelled().await;
@@ -111,13 +111,11 @@ impl LeaderPage {
                     Err(error) => tracing::warn!(%error, "cannot read the leader"),
                 }
                 if self.is_leading() {
-                    break;
+                    continue 'terms;
                 }
             }
-            if !self.is_leading() {
-                // Only an invalid name ends the stream.
-                return;
-            }
+            // Only an invalid name ends the stream.
+            return;
         }
     }
 

@@ -60,7 +60,7 @@ pub(crate) fn unique() -> String {
 pub(crate) fn set_by_test(variable: &str, thing: &str) -> String {
     std::env::var(variable).ok().filter(|value| !value.is_empty()).unwrap_or_else(|| {
         panic!(
-            "{variable} is not set, so there is no {thing} to test with: run ./test, or start one test with \
+            "{variable} is not set, so there is no {thing} to test with: run ./test --all, or start one test with \
              ./test --with-servers cargo test ..."
         )
     })

@@ -1,5 +1,6 @@
-//! Checks that every relative link in the project's documents leads somewhere, and that the files and names exist with
-//! which CONTRIBUTING.md recommends to start reading.
+//! Checks that every relative link in the project's documents leads somewhere, that an index has every page, that the
+//! files and names exist with which CONTRIBUTING.md recommends to start reading, and that leasehold prints the errors that
+//! docs/troubleshooting.md explains.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,13 +11,18 @@ fn root() -> PathBuf {
 
 /// Returns all documents below `folder`, except in build folders.
 fn documents(folder: &Path) -> Vec<PathBuf> {
+    files(folder, ".md")
+}
+
+/// Returns all files below `folder` whose names end with `suffix`, except in build folders.
+fn files(folder: &Path, suffix: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap();
         if path.is_dir() && name != "target" && !name.starts_with('.') {
-            found.extend(documents(&path));
-        } else if name.ends_with(".md") {
+            found.extend(files(&path, suffix));
+        } else if name.ends_with(suffix) {
             found.push(path);
         }
     }
@@ -86,6 +92,24 @@ fn every_link_between_documents_leads_somewhere() {
     assert!(documents.len() > 10 && count > 30, "{} documents, {count} links", documents.len());
 }
 
+/// The pages that list all others.
+const INDEXES: &[&str] =
+    &["docs/README.md", "docs/stores/README.md", "docs/guides/README.md", "docs/rfcs/README.md"];
+
+#[test]
+fn an_index_has_every_page() {
+    let mut listed = vec![root().join(INDEXES[0])];
+    for index in INDEXES.iter().map(|index| root().join(index)) {
+        for link in links(&fs::read_to_string(&index).unwrap()) {
+            let path = link.split('#').next().unwrap();
+            listed.extend(index.parent().unwrap().join(path).canonicalize());
+        }
+    }
+    let missing: Vec<_> =
+        documents(&root().join("docs")).into_iter().filter(|page| !listed.contains(page)).collect();
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
 #[test]
 fn a_dead_link_is_noticed() {
     let readme = root().join("README.md");
@@ -144,4 +168,47 @@ fn the_files_and_names_to_start_reading_at_exist() {
             assert!(defines(&code, &name), "{file} does not define {name}");
         }
     }
+}
+
+/// Returns the parts of the errors in the tables `text` and `reason` of the page that are the same in each error: what is
+/// between the `...` of the code in the first column.
+fn explained(page: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut in_table = false;
+    for line in page.lines() {
+        let Some((first, _)) = line.strip_prefix("| ").and_then(|row| row.split_once(" | ")) else {
+            in_table &= line.starts_with('|');
+            continue;
+        };
+        in_table |= matches!(first, "text" | "reason");
+        if !in_table {
+            continue;
+        }
+        // A span with backquotes in it is within two of them.
+        let fence = if first.contains("``") { "``" } else { "`" };
+        for span in first.split(fence).skip(1).step_by(2) {
+            found.extend(span.split("...").map(|part| part.trim().to_owned()).filter(|part| part.len() > 1));
+        }
+    }
+    found
+}
+
+#[test]
+fn leasehold_prints_the_errors_that_are_explained() {
+    let page = fs::read_to_string(root().join("docs/troubleshooting.md")).unwrap();
+    let source: String =
+        files(&root().join("crates"), ".rs").iter().map(|file| fs::read_to_string(file).unwrap()).collect();
+    // A backslash at the end of a line continues a string.
+    let source: String = source.split("\\\n").map(str::trim_start).collect();
+    let source = source.replace("\\\"", "\"");
+    let parts = explained(&page);
+    let unknown: Vec<_> = parts.iter().filter(|part| !source.contains(part.as_str())).collect();
+    assert!(unknown.is_empty(), "{unknown:#?}");
+    assert!(parts.len() > 30, "{parts:?}");
+}
+
+#[test]
+fn the_constant_parts_of_an_error_are_found() {
+    let page = "| text | cause |\n|---|---|\n| ``lock `...` is held by ...`` | x |\n| `a b`, other | `y` |\n\n| code | y |\n| `1` | z |\n";
+    assert_eq!(explained(page), ["lock `", "` is held by", "a b"]);
 }

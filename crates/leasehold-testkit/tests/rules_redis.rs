@@ -1,4 +1,4 @@
-//! The rules of Redis leases. Each test fails without its rule. `docs/stores/redis.md` has the argument.
+//! The rules of Redis leases. Each test fails without its rule. `docs/stores/redis-safety.md` has the argument.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -56,7 +56,8 @@ impl Guard {
     /// Creates a guard that keeps `grant`, the grant of a ticket, until `limit` at the latest. Must be called within a
     /// tokio runtime.
     pub(crate) fn new(opened: Arc<OpenStore>, grant: Grant, limit: Option<Limit>) -> Self {
-        Self::of(keep(opened, grant, limit, None, None))
+        // Only the acquisition knows the lock delay.
+        Self::of(keep(opened, grant, limit, None, None, false))
     }
 
     pub(crate) fn of(hold: Hold) -> Self {
@@ -225,6 +226,18 @@ impl Guard {
     /// Returns the same errors as [`release`](Self::release).
     pub async fn release_at_limit(self) -> Result<Released> {
         self.give_up(Command::ReleaseAtLimit).await
+    }
+
+    /// Gives up the lock without a release: it is free when its lease ends. Use it if the work may still run, although
+    /// nothing can stop it any more.
+    pub fn lapse(mut self) {
+        // Invalidate all parts, as a release does.
+        self.end();
+        for mut guard in std::mem::take(&mut self.parts).into_iter().chain([self]) {
+            if let Some(renewer) = guard.hold.renewer.take() {
+                renewer.post(Command::Lapse);
+            }
+        }
     }
 
     /// Releases the lock at the end of the work that it protected. If the release fails, logs the error and retries in

@@ -5,3 +5,6 @@ struct LeaderElection;
 
 #[doc = include_str!("../../../docs/observability.md")]
 struct Observability;
+
+#[doc = include_str!("../../../docs/rust.md")]
+struct Rust;

@@ -1,5 +1,5 @@
 //! Distributed locks with leases on storage that you already have: a local file, a bucket, a database, etcd or
-//! Kubernetes. All stores provide the guarantees below. The README lists the exceptions.
+//! Kubernetes. All stores provide the guarantees below. `docs/guarantees.md` lists the exceptions.
 //!
 //! ```
 //! use std::time::Duration;

@@ -15,7 +15,7 @@ use crate::runtime::hand_off::Terms;
 use crate::runtime::outage::{Outage, WaitLimit, store_timeout};
 use crate::runtime::queue::{OnWait, Queue};
 use crate::runtime::renewer::Hold;
-use crate::types::{LockName, is_unprintable};
+use crate::types::{LockName, MAX_HOLD, is_unprintable};
 use crate::view::ms;
 
 /// The maximum length of a holder's name and note in a record, in characters.
@@ -120,11 +120,13 @@ impl Lock {
     }
 
     /// Limits how long the lock is held, from the grant on, however often the lease is renewed. Use it for work that may
-    /// hang. Must be at least 500 ms. Other processes see the limit. ShedLock calls it `lockAtMostFor`.
+    /// hang. Must be at least 500 ms and at most 366 days. Other processes see the limit. ShedLock calls it
+    /// `lockAtMostFor`.
     ///
-    /// At the limit, the guard is lost ([`LossReason::Limit`](crate::LossReason::Limit)) and the lock is released, so
-    /// that others get it at once. The work itself does not stop by itself: see [`Guard::lost`]. The time is measured on
-    /// this machine, like the deadline of a guard; it includes the time of a suspend.
+    /// At the limit, the guard is lost ([`LossReason::Limit`](crate::LossReason::Limit)), and the lease is not renewed any
+    /// more. The work does not stop by itself: see [`Guard::lost`]. Others get the lock as soon as the guard is released
+    /// or dropped, and otherwise when its lease and the [lock delay](Self::lock_delay) have passed. The time is measured
+    /// on this machine, like the deadline of a guard; it includes the time of a suspend.
     ///
     /// A [`Ticket`](crate::Ticket) keeps the limit. Each renewal by ticket compares the limit with the time since the
     /// grant on the store's clock, because the clocks of two machines may differ. So a ticket with a limit costs one more
@@ -370,9 +372,11 @@ impl Lock {
                 self.lock_delay
             )));
         }
-        if let Some(limit) = self.max_hold.filter(|limit| *limit < Ttl::MIN) {
+        // Also the limit that a server only shows.
+        let limit = self.max_hold.or(self.holder.max_hold_ms.map(Duration::from_millis));
+        if let Some(limit) = limit.filter(|limit| !(Ttl::MIN..=MAX_HOLD).contains(limit)) {
             return Err(Error::invalid(format!(
-                "max hold {limit:?} is out of range (minimum {:?})",
+                "max hold {limit:?} is out of range (minimum {:?}, maximum 366 days)",
                 Ttl::MIN
             )));
         }

@@ -229,7 +229,8 @@ impl Locker {
         Ok(HeldTicket::new(ticket.clone(), deadline, self.store().env().clone()))
     }
 
-    /// Renews the lock of `ticket`. Returns the limit of the hold too. At the limit, releases the lock.
+    /// Renews the lock of `ticket`. Returns the limit of the hold too. At the limit, the lock is lost, but not released:
+    /// another user of the ticket may not have reached the limit, because the time of the grant is an estimate.
     async fn renewed(&self, ticket: &Ticket) -> Result<(Grant, Option<Limit>)> {
         let env = self.store().env();
         let mut grant = ticket.grant(env.now());
@@ -243,8 +244,6 @@ impl Locker {
                 return Err(Error::lost(loss));
             }
             if is_over() {
-                grant.at_limit = true;
-                self.store().release(&mut grant, None).await?;
                 return Err(Error::lost(Loss::new(grant.name, grant.token, LossReason::Limit)));
             }
             Ok((grant, limit))

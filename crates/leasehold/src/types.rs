@@ -15,6 +15,7 @@ pub use self::invalid::InvalidValue;
 pub use self::name::LockName;
 pub(crate) use self::name::is_unprintable;
 pub use self::secret::Secret;
+pub(crate) use self::status::MAX_HOLD;
 pub use self::status::{
     End, Holder, HolderInfo, Loss, LossReason, PastGrant, State, Status, Waiter, printable,
 };

@@ -72,16 +72,58 @@ async fn a_hold_that_sleeps_past_its_limit_is_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn at_the_limit_the_lock_is_free_for_others_at_once() {
+async fn at_the_limit_the_lock_is_free_when_the_work_has_ended() {
     let world = World::new();
     let (client, other) = (world.dated(1), world.dated(2));
     let start = other.clock.now();
     let guard = limited(&client).await;
-    let next = locker(&other).lock("x").ttl(TTL).acquire().await.unwrap();
+    let waiting = tokio::spawn({
+        let lock = locker(&other).lock("x").ttl(TTL);
+        async move { lock.acquire().await.unwrap() }
+    });
+    guard.lost().await;
+    let token = guard.token().unwrap();
+    drop(guard);
+    let next = waiting.await.unwrap();
     let waited = other.clock.now().longest_since(start);
     assert!(waited < LIMIT + SECOND * 5, "not after a lease of {TTL:?}: {waited:?}");
-    assert!(next.token().unwrap() > guard.token().unwrap());
+    assert!(next.token().unwrap() > token);
     assert_eq!(ends(&other).await, [End::Limit]);
+}
+
+/// The work may still run, so others wait for the end of the lease and for the lock delay.
+#[tokio::test(start_paused = true)]
+async fn a_guard_that_is_kept_beyond_its_limit_lapses() {
+    for (delay, lapses) in [(Duration::ZERO, false), (SECOND * 40, false), (SECOND * 40, true)] {
+        let world = World::new();
+        let (client, other) = (world.dated(1), world.dated(2));
+        let lock = locker(&client).lock("x").ttl(TTL).lock_delay(delay);
+        let start = other.clock.now();
+        let mut guard = Some(lock.max_hold(LIMIT).acquire().await.unwrap());
+        guard.as_ref().unwrap().lost().await;
+        if lapses {
+            guard.take().unwrap().lapse();
+        }
+        client.env.sleep(SECOND / 10).await;
+        assert!(!client.is_free().await);
+        let _next = locker(&other).lock("x").ttl(TTL).acquire().await.unwrap();
+        let waited = other.clock.now().longest_since(start);
+        assert!(waited > LIMIT + delay && waited < LIMIT + delay + TTL * 3 / 2, "{waited:?}");
+    }
+}
+
+/// The work may still run, so a process that continues after a pause does not end the lock delay by a release.
+#[tokio::test(start_paused = true)]
+async fn a_lapsed_lease_with_a_lock_delay_is_not_released() {
+    let world = World::new();
+    let client = world.dated(1);
+    for (delay, is_released) in [(Duration::ZERO, true), (SECOND * 40, false)] {
+        let guard = locker(&client).lock("x").ttl(TTL).lock_delay(delay).acquire().await.unwrap();
+        client.clock.suspend(TTL);
+        guard.lost().await;
+        client.env.sleep(SECOND).await;
+        assert_eq!(client.is_free().await, is_released, "{delay:?}");
+    }
 }
 
 /// A renewal is under way at the limit. It does not delay the release until the lease ends.
@@ -95,6 +137,7 @@ async fn a_renewal_without_a_response_does_not_delay_the_release() {
     let renewal = tokio::spawn(guard.renew());
     assert_eq!(guard.lost().await.reason, LossReason::Limit);
     assert!(renewal.await.unwrap().is_err());
+    drop(guard);
     client.env.sleep(TTL / 2).await;
     assert!(client.is_free().await);
 }
@@ -150,6 +193,7 @@ async fn an_exclusive_hold_ends_at_its_limit_with_all_its_parts() {
     let (client, other) = (world.dated(1), world.dated(2));
     let guard = locker(&client).rw_lock("x").ttl(TTL).max_hold(LIMIT).exclusive().await.unwrap();
     assert_eq!(guard.lost().await.reason, LossReason::Limit);
+    drop(guard);
     let _guard = locker(&other).rw_lock("x").ttl(TTL).exclusive_within(SECOND * 5).await.unwrap();
 }
 
@@ -176,8 +220,7 @@ async fn a_ticket_is_not_renewed_beyond_its_limit() {
     other.env.sleep(SECOND * 15).await;
     let error = locker(&other).renew(&ticket).await.unwrap_err();
     assert_eq!(reason(&error), &LossReason::Limit);
-    assert!(client.is_free().await, "it was released");
-    assert_eq!(ends(&client).await, [End::Limit]);
+    assert!(!client.is_free().await, "another user of the ticket may see the limit later");
     assert_eq!(locker(&other).resume(&ticket).await.unwrap_err().kind(), ErrorKind::Lost);
 }
 
@@ -211,6 +254,18 @@ async fn a_repeated_acquisition_keeps_the_limit_of_the_first() {
     }
     let held = lock.acquire_ticket(secret, Duration::ZERO).await.unwrap();
     assert!(held.remaining() < SECOND * 12, "{:?}", held.remaining());
+    // A repetition after the limit does not renew the lease, also if other tasks of this process wait for the lock.
+    client.env.sleep(SECOND * 12).await;
+    let waiting = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.acquire().await.unwrap() }
+    });
+    for _ in 0..3 {
+        let error = lock.acquire_ticket(secret, Duration::ZERO).await.unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Held | ErrorKind::Lost), "{error}");
+        client.env.sleep(TTL / 4).await;
+    }
+    waiting.await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -232,7 +287,7 @@ async fn a_ticket_with_a_limit_needs_the_time_of_the_grant() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_limit_that_is_too_short_is_named() {
+async fn a_limit_out_of_range_is_named() {
     let world = World::new();
     let locker = locker(&world.dated(1));
     for limit in [Duration::ZERO, Duration::from_millis(499)] {
@@ -240,5 +295,10 @@ async fn a_limit_that_is_too_short_is_named() {
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains(&format!("max hold {limit:?}")), "{error}");
     }
-    let _guard = locker.lock("x").max_hold(Duration::MAX).acquire().await.unwrap();
+    let year = SECOND * 366 * 24 * 3600;
+    locker.lock("x").max_hold(year).acquire().await.unwrap().release().await.unwrap();
+    for limit in [year + SECOND, Duration::MAX] {
+        let error = locker.lock("x").max_hold(limit).acquire().await.unwrap_err();
+        assert!(error.to_string().contains("maximum 366 days"), "{error}");
+    }
 }

@@ -442,11 +442,14 @@ class Agent:
         """Marks the hold as lost if its deadline has passed. Returns the time that is left, in microseconds."""
         left = hold.left_us(now)
         if left <= 0 and not hold.is_over:
+            loss = hold.expired()
             try:
-                self.lose(hold, hold.expired())
+                self.lose(hold, loss)
             finally:
-                # The agent may be late too. It must not keep a lock that this process gave up.
-                self._send_release(hold)
+                # The agent may be late too. It must not keep a lock that this process gave up. It does not renew it
+                # beyond the limit, and the work may still run.
+                if loss.reason != "limit":
+                    self._send_release(hold)
         return left
 
     # --- the thread ---------------------------------------------------------------------------------------------------

@@ -44,7 +44,11 @@ impl HoldTask {
                     }
                     None => return None,
                 },
-                loss = self.guard.lost() => return Some(message::lost(self.number, &loss)),
+                loss = self.guard.lost() => {
+                    // The host's work may still run, so nothing is released.
+                    self.guard.lapse();
+                    return Some(message::lost(self.number, &loss));
+                }
                 place = renewed(&self.guard, self.known, &self.outbox) => {
                     // Send the latest deadline, however long the host has not read.
                     if let Ok(until) = self.guard.deadline() {

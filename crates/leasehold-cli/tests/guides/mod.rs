@@ -60,6 +60,15 @@ guides! {
     ruby: "ruby.md",
     nginx: "nginx.md",
     team_server: "team-server.md",
+    gitlab: "gitlab.md",
+    jenkins: "jenkins.md",
+    systemd_timers: "systemd-timers.md",
+    kubernetes_cronjob: "kubernetes-cronjob.md",
+    airflow: "airflow.md",
+    apscheduler: "apscheduler.md",
+    django: "django.md",
+    fastapi: "fastapi.md",
+    spring: "spring.md",
 }
 
 /// Runs a guide.

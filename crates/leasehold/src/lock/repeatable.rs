@@ -19,7 +19,7 @@ impl Lock {
     /// [ids](Secret::id) of spent secrets only as far back as the lock's [history](crate::Status::history) goes.
     ///
     /// A repeated call has the same ttl or a longer one, which then applies to the hold. The other settings have no effect
-    /// on an existing hold.
+    /// on an existing hold; its [limit](Self::max_hold) is the one of the first call.
     ///
     /// This process neither renews nor releases the lock. Only users of the ticket do. If no caller receives the
     /// ticket, the lease lapses after its ttl. Anyone who knows the secret can do everything that the ticket
@@ -105,7 +105,12 @@ impl Lock {
     /// Renews and returns the hold of `claim`, if the claim already holds the lock. Its ttl is at least that of `claim`.
     async fn own_hold(&self, claim: &Claim) -> Result<Option<HeldTicket>> {
         let store = self.locker.store();
-        let mut seen = store.inspect(&claim.name).await?.token;
+        let status = store.inspect(&claim.name).await?;
+        if Limit::is_over(&status.state) {
+            // Must not be renewed. If it is the hold of this claim, the acquisition that follows reports the loss.
+            return Ok(None);
+        }
+        let mut seen = status.token;
         while let Some(token) = seen {
             let mut grant = Grant {
                 name: claim.name.clone(),
@@ -143,7 +148,6 @@ impl Lock {
     async fn held(&self, grant: &Grant) -> Result<HeldTicket> {
         let opened = self.locker.opened();
         let ticket = Ticket::new(grant, opened.store_id.clone())?.with_max_hold(self.max_hold);
-        // A repeated call has the limit of the first one.
         let limit = Limit::of_ticket(&ticket, opened).await?;
         let deadline = Limit::of_lease(limit, grant.deadline);
         Ok(HeldTicket::new(ticket, deadline, opened.store.env().clone()))

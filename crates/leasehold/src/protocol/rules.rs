@@ -72,7 +72,7 @@ pub(crate) enum Availability {
     Taken { lapses_within: Duration },
 }
 
-/// Decides whether `record` may be granted to another claim (the takeover rule; "Time" in docs/protocol.md).
+/// Decides whether `record` may be granted to another claim (the takeover rule; docs/protocol/time.md).
 ///
 /// A held lock may be taken over once this contender has seen its (state, grant, token, heartbeat) unchanged for
 /// `Ttl::contender_span` (the ttl, plus 0.5 %, plus a slack) plus the lock delay, both from the record. The holder relies
@@ -181,6 +181,10 @@ pub(crate) fn judge<'a>(
             {
                 Claimed::Lost(Loss::new(claim.name.clone(), record.token, LossReason::EXPIRED))
             }
+            // A repetition would renew the lease.
+            None if claim.repeatable && is_past_limit(record, store) => {
+                Claimed::Lost(Loss::new(claim.name.clone(), record.token, LossReason::Limit))
+            }
             // Rule 5: a record of this claim that was not expected is adopted only by another conditional write.
             None => Claimed::Grantable { over: Some(record), floor_from_clock: record.unconfirmed },
         };
@@ -219,6 +223,13 @@ pub(crate) fn judge<'a>(
             }
         }
     }
+}
+
+/// Returns whether the holder of `record` has certainly held the lock for longer than its limit.
+fn is_past_limit(record: &Record, store: Option<StoreTime>) -> bool {
+    let held_us = store.zip(record.granted_at_us).map(|(store, granted)| store.lo_us.saturating_sub(granted));
+    let limit_us = record.holder.max_hold_ms.map(|limit| limit.saturating_mul(1_000));
+    held_us.zip(limit_us).is_some_and(|(held, limit)| held >= limit)
 }
 
 /// Returns the token of a repeated claim whose grant is in the history. Such a claim is never granted again (rule 12).

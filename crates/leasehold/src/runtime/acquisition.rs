@@ -280,8 +280,9 @@ impl Contender {
         match &mut self.reply {
             Reply::Hold(reply) => {
                 let limit = self.max_hold.map(|limit| Limit::new(limit, grant.deadline.start()));
+                let no_delay = self.claim.lock_delay.is_zero();
                 let cohort = CohortGrant::new(self.turn, self.terms, self.claim.holder);
-                let hold = keep(self.opened, grant, limit, Some(cohort), Some(waited));
+                let hold = keep(self.opened, grant, limit, Some(cohort), Some(waited), no_delay);
                 drop(self.waiting);
                 // If the caller is gone, the hold is dropped here, which releases the lock.
                 send(reply, Ok(hold));

@@ -25,7 +25,7 @@ impl Limit {
 
     /// Returns the limit of the hold of `ticket`. The grant may have been made on another machine, whose clocks must not
     /// be compared with those of this one. So the store says how long ago that was, on its own clock. Returns `None`
-    /// without a limit, and if the hold is over.
+    /// without a limit.
     pub(crate) async fn of_ticket(ticket: &Ticket, opened: &OpenStore) -> Result<Option<Self>> {
         let Some(max_hold) = ticket.max_hold() else { return Ok(None) };
         let asked = opened.store.env().now();
@@ -37,7 +37,8 @@ impl Limit {
             {
                 held
             }
-            _ => return Ok(None),
+            // The renewal that follows reports the loss. If it succeeds nevertheless, the limit counts from now on.
+            _ => return Ok(Some(Self::new(max_hold, asked))),
         };
         let held_for = held.held_for.ok_or_else(|| {
             let store = opened.store.capabilities().store;
@@ -49,6 +50,12 @@ impl Limit {
         })?;
         let until = Deadline::new(asked, max_hold.saturating_sub(held_for));
         Ok(Some(Self { max_hold, until }))
+    }
+
+    /// Returns whether `state` shows a hold that is over. The time of the grant may be an estimate.
+    pub(crate) fn is_over(state: &State) -> bool {
+        let (State::Held(held) | State::Lapsed(held)) = state else { return false };
+        held.max_hold().zip(held.held_for).is_some_and(|(limit, held_for)| held_for >= limit)
     }
 
     /// Returns the deadline that comes first: `lease`, or the end of the hold.

@@ -50,6 +50,8 @@ pub(crate) enum Command {
     Release(oneshot::Sender<Result<Released>>),
     /// Release the lock because the hold is at its limit.
     ReleaseAtLimit(oneshot::Sender<Result<Released>>),
+    /// End the renewals, and wait for the end of the lease.
+    Lapse,
     /// Release the lock with a cooldown that ends this long after the grant.
     Cooldown(Duration, oneshot::Sender<Result<Released>>),
     /// Return a ticket, together with a sender with which the caller confirms that it has the ticket.
@@ -87,13 +89,15 @@ impl fmt::Debug for Hold {
 
 /// Starts the tasks that keep `grant`, and returns the hold. Must be called inside a tokio runtime. `limit` ends the hold,
 /// however often the grant is renewed. `cohort` ends when the grant is settled. `waited` is the time that it took to
-/// acquire the lock, or `None` if it was resumed from a ticket.
+/// acquire the lock, or `None` if it was resumed from a ticket. `frees_lapsed` is whether others may get the lock as soon
+/// as its deadline has passed.
 pub(crate) fn keep(
     opened: Arc<OpenStore>,
     grant: Grant,
     limit: Option<Limit>,
     mut cohort: Option<CohortGrant>,
     waited: Option<Duration>,
+    frees_lapsed: bool,
 ) -> Hold {
     let token = cohort.as_mut().map_or(grant.token, |cohort| cohort.begin(&grant));
     tracing::debug!(lock = %grant.name, %token, "lock acquired");
@@ -110,6 +114,7 @@ pub(crate) fn keep(
         cohort,
         last_confirmed: None,
         passes_on: true,
+        frees_lapsed,
     };
     Box::new(renewer).start(waited)
 }
@@ -141,6 +146,9 @@ struct Renewer {
     last_confirmed: Option<Moment>,
     /// `false` once the store failed to report whether the grant is still valid.
     passes_on: bool,
+    /// Whether others may get the lock as soon as its deadline has passed. `false` if they may have to wait for a lock
+    /// delay.
+    frees_lapsed: bool,
 }
 
 /// A guard's connection to its renewer. Dropping it releases the lock in the background, or passes it on.
@@ -154,8 +162,13 @@ impl RenewerHandle {
     /// down. If the future is dropped, the renewer still carries out the command.
     pub(crate) async fn send<T>(self, command: Command, answer: oneshot::Receiver<T>) -> Option<T> {
         // If the renewer has ended, this drops the command and the sender of its result.
-        drop(self.commands.send(Box::new(SentCommand { command, caller: Span::current() })));
+        self.post(command);
         answer.await.ok()
+    }
+
+    /// Sends `command`, which has no result.
+    pub(crate) fn post(self, command: Command) {
+        drop(self.commands.send(Box::new(SentCommand { command, caller: Span::current() })));
     }
 
     /// Returns the runtime of the renewer.
@@ -207,10 +220,16 @@ impl Renewer {
     async fn run(mut self: Box<Self>, mut commands: oneshot::Receiver<Box<SentCommand>>) {
         match self.renew_until_over(&mut commands).await {
             Over::Command(sent) => return Box::pin(self.serve(sent)).await,
-            Over::Limit => return Box::pin(self.release(None)).await,
-            // A renewal may have been applied unnoticed. Release it, so that the next holder need not wait until it
-            // lapses.
-            Over::Expired => drop(self.try_release(None).await),
+            // The work may not have ended, although its guard is lost. So release the lock only when the guard is
+            // released or dropped.
+            Over::Limit => {
+                let left = self.grant.deadline.remaining(self.state.env.now());
+                match timeout(&*self.state.env.clock, left, commands).await {
+                    Some(sent) => return Box::pin(self.serve(sent.ok())).await,
+                    None => self.free_lapsed().await,
+                }
+            }
+            Over::Expired => self.free_lapsed().await,
             Over::Gone => {}
         }
         // The store may have reported the loss after the guard had ended.
@@ -225,6 +244,13 @@ impl Renewer {
         let span = || tracing::info_span!(parent: &caller, "leasehold.release", %lock, token);
         match command {
             Some(Command::Cooldown(period, reply)) => self.cooldown(period, reply).instrument(span()).await,
+            Some(Command::Lapse) => {
+                let env = self.state.env.clone();
+                env.sleep(self.grant.deadline.remaining(env.now())).await;
+                self.free_lapsed().await;
+                self.report_released(ReleaseResult::Unconfirmed);
+                self.leave();
+            }
             Some(Command::ReleaseAtLimit(reply)) => {
                 self.release_at_limit(reply).instrument(span()).await;
             }

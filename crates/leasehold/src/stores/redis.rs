@@ -1,7 +1,8 @@
 //! Redis and Valkey: a script writes a record if it has the expected version. Other clients
 //! that lock with `SET key value NX PX` use the same keys.
 //!
-//! `docs/stores/redis.md` describes the layout, the permissions and the limits, and explains what Redis can guarantee.
+//! `docs/stores/redis.md` describes the layout, the permissions and the limits,
+//! `docs/stores/redis-safety.md` what Redis can guarantee.
 
 mod answer;
 mod config;

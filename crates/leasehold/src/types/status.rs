@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::eviction::Eviction;
 use super::id::Id;
@@ -41,8 +41,17 @@ pub struct Holder {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
     /// The limit of the hold in milliseconds, from the grant on. See [`Lock::max_hold`](crate::Lock::max_hold).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "max_hold_ms")]
     pub max_hold_ms: Option<u64>,
+}
+
+/// The longest [limit](crate::Lock::max_hold) of a hold.
+pub(crate) const MAX_HOLD: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// Reads a limit. Ignores one that leasehold never writes, because not every language reads integers above 2^53.
+fn max_hold_ms<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    let limit = Option::<u64>::deserialize(deserializer)?;
+    Ok(limit.filter(|limit| Duration::from_millis(*limit) <= MAX_HOLD))
 }
 
 impl Holder {
@@ -390,7 +399,7 @@ pub enum End {
     Lapsed,
     /// An operator evicted the holder.
     Evicted,
-    /// The hold reached its [limit](crate::Lock::max_hold), and was released.
+    /// The hold reached its [limit](crate::Lock::max_hold).
     Limit,
 }
 
@@ -484,7 +493,7 @@ pub enum LossReason {
     /// Another process renewed the grant without a ticket, because this process or its machine was copied while it ran.
     /// Only one of the copies keeps the lock.
     RenewedElsewhere,
-    /// The hold reached its [limit](crate::Lock::max_hold). The lock was released.
+    /// The hold reached its [limit](crate::Lock::max_hold).
     Limit,
 }
 

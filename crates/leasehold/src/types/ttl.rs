@@ -141,7 +141,7 @@ mod tests {
         }
     }
 
-    /// The numbers in `docs/protocol.md`.
+    /// The numbers in `docs/protocol/time.md`.
     #[test]
     fn the_spans_have_the_figures_of_the_protocol_page() {
         for (ttl_ms, slack_ms, holder_ms, contender_ms) in

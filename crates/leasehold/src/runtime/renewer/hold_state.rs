@@ -152,12 +152,15 @@ impl HoldState {
         let mut recorded = None;
         let loss = self.phase(|phase| match phase {
             Phase::Held { lease, last_error, .. } => {
-                let reason = if lease.passed(now) {
-                    LossReason::Expired { last_error: last_error.take().map(Into::into) }
-                } else if self.limit().is_some_and(|limit| limit.until.passed(now)) {
-                    LossReason::Limit
-                } else {
-                    return None;
+                let limit = self.limit().filter(|limit| limit.until.passed(now));
+                let reason = match limit {
+                    // Both may have passed while the machine was suspended. The first one ended the hold.
+                    Some(limit) if limit.until.rank() <= lease.rank() => LossReason::Limit,
+                    _ if lease.passed(now) => {
+                        LossReason::Expired { last_error: last_error.take().map(Into::into) }
+                    }
+                    Some(_) => LossReason::Limit,
+                    None => return None,
                 };
                 let loss = lock.loss(reason);
                 recorded = phase.lose(&loss);

@@ -44,6 +44,14 @@ impl Renewer {
         self.release(Some(reply)).await;
     }
 
+    /// Releases the lock after its deadline. A renewal may have been applied unnoticed, and the next holder need not wait
+    /// until it lapses. But a release would end the lock delay.
+    pub(super) async fn free_lapsed(&mut self) {
+        if self.frees_lapsed {
+            drop(self.try_release(None).await);
+        }
+    }
+
     /// Releases the lock with a cooldown. Retries until the lease has lapsed. Reports only the final result to the
     /// caller, because no other process knows of the cooldown until the store has recorded it.
     pub(super) async fn cooldown(&mut self, period: Duration, reply: oneshot::Sender<Result<Released>>) {
