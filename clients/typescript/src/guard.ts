@@ -39,18 +39,33 @@ export class Guard implements AsyncDisposable {
     this.#hold = hold;
   }
 
-  /** The name of the lock. For a semaphore or a shared lock, the name of the permit. */
+  /**
+   * The name of the lock. For a semaphore or a shared lock, the name of the permit. For several locks, their names,
+   * separated by commas.
+   */
   get lock(): string {
     return this.#hold.lock;
   }
 
   /**
    * The fencing token: greater than that of every earlier grant of this lock. Send it with every write, and let the
-   * resource refuse lower tokens. Throws {@link UnsupportedError} if the store has no tokens.
+   * resource refuse lower tokens. Throws {@link UnsupportedError} if the store has no tokens, or for several locks.
    */
   get token(): bigint {
-    if (this.#hold.token === null) throw new UnsupportedError("this store has no fencing tokens");
-    return this.#hold.token;
+    const { token, tokens } = this.#hold;
+    if (token !== null) return token;
+    throw new UnsupportedError(
+      tokens === null ? "this store has no fencing tokens" : `a hold of ${tokens.size} locks has no single token`,
+    );
+  }
+
+  /**
+   * The fencing token of each lock, by its name. There is one, except for {@link Locker.lockAll}. Throws
+   * {@link UnsupportedError} if the store has no tokens.
+   */
+  get tokens(): ReadonlyMap<string, bigint> {
+    if (this.#hold.tokens === null) throw new UnsupportedError("this store has no fencing tokens");
+    return this.#hold.tokens;
   }
 
   /**

@@ -2,7 +2,7 @@
 
 import { Deadline, type Moment } from "./clocks.js";
 import { LockLostError, type LossReason } from "./errors.js";
-import { number, optional, string, token, type Message } from "./message.js";
+import { list, number, object, optional, string, token, type Message } from "./message.js";
 
 export class Hold {
   /** The owner of the hold: see `CallOptions`. */
@@ -10,6 +10,8 @@ export class Hold {
   readonly id: number;
   readonly lock: string;
   readonly token: bigint | null;
+  /** The token of each lock. `null` if the store has no tokens. */
+  readonly tokens: ReadonlyMap<string, bigint> | null;
   /** Settles with the loss. Stays pending if the hold is released. */
   readonly lost: Promise<LockLostError>;
   #state: "held" | "lost" | "over" = "held";
@@ -23,8 +25,13 @@ export class Hold {
   constructor(owner: object | undefined, held: Message) {
     this.owner = owner;
     this.id = number(held["hold"]);
-    this.lock = string(held["lock"]);
     this.token = optional(held, "token", token);
+    const several = optional(held, "locks", (locks) => list(locks).map(string)) ?? [];
+    this.lock = several.length > 1 ? several.join(", ") : string(held["lock"]);
+    const tokens = optional(held, "tokens", (tokens) =>
+      Object.entries(object(tokens)).map(([lock, value]) => [lock, token(value)] as const),
+    );
+    this.tokens = tokens !== null ? new Map(tokens) : this.token === null ? null : new Map([[this.lock, this.token]]);
     this.#deadline = Deadline.from(held);
     this.#limit = optional(held, "limit_us", number);
     this.lost = new Promise((settle) => (this.#settle = settle));

@@ -130,7 +130,7 @@ export class Lock {
     const request = fields(merged(this.#settings, options));
     return this.#ask(
       op,
-      { lock: this.name, ...this.#claim.mode, ...request, ...more },
+      { lock: "locks" in this.#claim.mode ? undefined : this.name, ...this.#claim.mode, ...request, ...more },
       {
         signal,
         progress: (message) => {

@@ -103,6 +103,18 @@ export class Locker implements AsyncDisposable {
     return this.#lock(name, settings, {});
   }
 
+  /**
+   * Returns several locks, at most 64, that are acquired together: all or none. They are acquired in the order of the
+   * bytes of their names, so that acquisitions with names in common never wait for each other for ever. A loss of one is
+   * the loss of all, and a release frees all. Each has its own token: see {@link Guard.tokens}. `maxHold` counts from the
+   * grant of the first lock.
+   */
+  lockAll(names: readonly string[], settings: LockOptions = {}): Lock {
+    // The order of UTF-16 code units is not that of bytes for some names. It only matters for people.
+    const several = [...names].sort();
+    return this.#lock(several.join(", "), settings, { locks: several });
+  }
+
   /** Returns a semaphore, which has at most `permits` holders (1 to 64) at a time. */
   semaphore(name: string, permits: number, settings: LockOptions = {}): Lock {
     return this.#lock(name, settings, { mode: "permit", permits });

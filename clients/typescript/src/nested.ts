@@ -30,5 +30,11 @@ export function forbidNested(wanted: Claim): void {
 
 function excludes(held: Claim, wanted: Claim): boolean {
   const shared = held.mode["mode"] === "shared" && wanted.mode["mode"] === "shared";
-  return held.store === wanted.store && held.name === wanted.name && !shared;
+  return held.store === wanted.store && names(held).some((name) => names(wanted).includes(name)) && !shared;
+}
+
+/** Returns the locks of a claim: one, except for several locks at once. */
+function names(claim: Claim): readonly unknown[] {
+  const several = claim.mode["locks"];
+  return Array.isArray(several) ? several : [claim.name];
 }

@@ -219,3 +219,40 @@ test("thousands of locks share one agent", async (t) => {
   for (const guard of guards) guard.check();
   assert.ok((await Promise.all(guards.map((guard) => guard.release()))).every((held) => held));
 });
+
+test("several locks are held all or none", async (t) => {
+  const locker = await opened(t);
+  const locks = locker.lockAll(["b", "a"], { ttl: "30s" });
+  const guard = await locks.acquire();
+  assert.deepEqual([guard.lock, [...guard.tokens.keys()]], ["a, b", ["a", "b"]]);
+  assert.throws(() => guard.token, UnsupportedError);
+  assert.equal((await locker.status("b")).token, guard.tokens.get("b"));
+  for (const other of [locker.lock("a"), locker.lock("b"), locker.lockAll(["c", "b"])])
+    assert.equal(await other.tryAcquire(), null);
+  assert.equal((await locker.status("c")).state, "free");
+  const ticket = await guard.ticket();
+  const resumed = await locker.resume(ticket);
+  assert.deepEqual([...resumed.tokens.keys()], ["a", "b"]);
+  assert.equal(await resumed.release(), true);
+  const one = await locker.acquire("a");
+  assert.deepEqual([...one.tokens], [["a", one.token]]);
+  await one.release();
+});
+
+test("the loss of one of several locks is the loss of all", async (t) => {
+  const locker = await opened(t);
+  const guard = await locker.lockAll(["a", "b"], { ttl: "3s" }).acquire();
+  assert.equal(await locker.evict("b", guard.tokens.get("b") ?? 0n), true);
+  await guard.lost;
+  assert.throws(() => guard.check(), LockLostError);
+  await locker.waitFree("a", { wait: "20s" });
+});
+
+test("several locks that cannot be held together are errors", async (t) => {
+  const locker = await opened(t);
+  await assert.rejects(locker.lockAll(["a", "b", "a"]).acquire(), /`a` is named twice/);
+  await locker.lockAll(["a", "b"]).using(async () => {
+    await assert.rejects(locker.lock("b").acquire(), DeadlockError);
+    await assert.rejects(locker.lockAll(["b", "c"]).acquire(), DeadlockError);
+  });
+});

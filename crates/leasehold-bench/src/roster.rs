@@ -44,7 +44,7 @@ pub(crate) enum Role {
     Ours,
     /// Our command with default features, without the clients of other stores.
     OursByDefault,
-    /// Our library through `leasehold serve` on the same store. It has no targets.
+    /// Our library through `leasehold serve` on the same store, or our command with several locks. It has no targets.
     OursServed,
     /// Another build of ours, to compare two versions. It has no targets.
     AnotherBuild,
@@ -227,6 +227,8 @@ pub(crate) const CONTENDERS: &[Contender] = &[
     ),
     command("leasehold run", &["sqlite", "etcd"], Role::Ours),
     command("leasehold run, SQLite alone", &["sqlite"], Role::OursByDefault),
+    command("leasehold run, three locks at once", &["sqlite", "etcd"], Role::OursServed),
+    command("leasehold run, three nested runs", &["sqlite", "etcd"], Role::OursServed),
     command("flock", &["sqlite"], Role::Peer),
     command("etcdctl lock", &["etcd"], Role::Peer),
     command("no lock", &["sqlite", "etcd"], Role::Limit),

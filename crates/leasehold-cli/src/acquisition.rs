@@ -9,9 +9,9 @@ use crate::args::{ClaimArgs, duration};
 use crate::config::{Settings, Store};
 use crate::context::{Note, clock, store_flag};
 use crate::exit::{FAILED, Failure, HELD, TIMED_OUT};
-use crate::mode::{CANCEL_TIMEOUT, Mode, WaitPolicy};
+use crate::mode::{CANCEL_TIMEOUT, Mode, WaitPolicy, acquire_all};
+use crate::names::Names;
 use crate::output::{Output, human};
-use crate::shell;
 use crate::signals::{Signals, interrupted};
 use crate::wait_progress::{HELD_BY_PARENT, WaitProgress, is_held_by_parent};
 
@@ -22,10 +22,10 @@ const SHORTEST_OPENING_LIMIT: Duration = Duration::from_secs(5);
 /// The value of `--note` that selects the command line.
 const COMMAND_LINE: &str = "command-line";
 
-/// A lock to acquire, with its settings.
+/// A lock to acquire, or several locks, with their settings.
 #[derive(Debug)]
 pub(crate) struct Request {
-    pub(crate) name: LockName,
+    pub(crate) names: Names,
     pub(crate) ttl: Duration,
     /// The limit of the hold.
     pub(crate) max_hold: Option<Duration>,
@@ -47,7 +47,7 @@ pub(crate) struct Request {
 impl Request {
     pub(crate) fn new(
         settings: &Settings,
-        name: LockName,
+        names: Names,
         claim: &ClaimArgs,
         (ttl, max_hold): (Option<Duration>, Option<Duration>),
         note: Note,
@@ -59,7 +59,7 @@ impl Request {
         let code =
             |text: &str| text.parse::<u8>().map_err(|_| "an exit code must be between 0 and 255".to_owned());
         Ok(Self {
-            name,
+            names,
             ttl,
             // Zero is no limit, to undo a limit of the configuration.
             max_hold: settings.pick(max_hold, "max-hold", duration)?.filter(|limit| !limit.is_zero()),
@@ -81,8 +81,12 @@ impl Request {
     }
 
     /// Sets the mode.
-    pub(crate) fn mode(self, mode: Mode) -> Self {
-        Self { mode, ..self }
+    pub(crate) fn mode(self, mode: Mode) -> Result<Self, Failure> {
+        if self.names.are_several() && mode != Mode::Lock {
+            let message = format!("{} cannot be used with several locks", mode.option());
+            return Err(Failure::usage(message).with_help("several locks are all held alone"));
+        }
+        Ok(Self { mode, ..self })
     }
 
     /// Makes the request wait without a limit, regardless of the settings.
@@ -121,8 +125,15 @@ impl Request {
         output: &Output,
         signals: &mut Signals,
     ) -> Result<Guard, Failure> {
-        let acquire = async |lock: Lock| self.mode.acquire(lock, self.wait_policy).await;
-        let progress = WaitProgress::new(self.name.clone(), clock(locker)).mode(self.mode);
+        let progress = WaitProgress::new(self.names.clone(), clock(locker)).mode(self.mode);
+        let observer = progress.observer_of_several();
+        let acquire = async |lock: Lock| match self.names.others() {
+            [] => self.mode.acquire(lock, self.wait_policy).await,
+            others => {
+                let locks = lock.and(others.iter().map(LockName::as_str)).on_wait_for(observer);
+                acquire_all(locks, self.wait_policy).await
+            }
+        };
         self.acquire_with(progress, locker, store, output, signals, acquire).await
     }
 
@@ -143,7 +154,7 @@ impl Request {
             };
             election.campaign().await.map(Guard::from)
         };
-        let progress = WaitProgress::new(self.name.clone(), clock(locker)).once_per_holder();
+        let progress = WaitProgress::new(self.names.clone(), clock(locker)).once_per_holder();
         self.acquire_with(progress, locker, store, output, signals, acquire).await
     }
 
@@ -164,7 +175,7 @@ impl Request {
                 WaitPolicy::Forever => once.acquire().await,
             }
         };
-        let progress = WaitProgress::new(self.name.clone(), clock(locker));
+        let progress = WaitProgress::new(self.names.clone(), clock(locker));
         self.acquire_with(progress, locker, store, output, signals, acquire).await
     }
 
@@ -203,7 +214,7 @@ impl Request {
     }
 
     fn lock(&self, locker: &Locker) -> Lock {
-        let lock = locker.lock(self.name.as_str()).ttl(self.ttl).store_timeout(self.store_timeout());
+        let lock = locker.lock(self.names.first().as_str()).ttl(self.ttl).store_timeout(self.store_timeout());
         let lock = match self.max_hold {
             Some(limit) => lock.max_hold(limit),
             None => lock,
@@ -233,8 +244,9 @@ impl Request {
     /// respond must not look like a held lock, because with `-E 0` the outage would stay unnoticed.
     fn no_holder_seen(&self, error: &Error) -> Failure {
         let unknown = match self.mode {
-            Mode::Permit(_) => format!("whether a permit of `{}` is free is unknown", self.name),
-            _ => format!("the holder of lock `{}` is unknown", self.name),
+            Mode::Permit(_) => format!("whether a permit of `{}` is free is unknown", self.names),
+            _ if self.names.are_several() => "whether all locks are free is unknown".to_owned(),
+            _ => format!("the holder of lock `{}` is unknown", self.names),
         };
         let failure = Failure::new(FAILED, "unavailable", format!("{error}; {unknown}"));
         Failure { help: error.help().to_vec(), ..failure }
@@ -246,10 +258,12 @@ impl Request {
             if self.wait_policy == WaitPolicy::Try { (HELD, "held") } else { (TIMED_OUT, "timed_out") };
         let code = self.conflict_code.unwrap_or(code);
         let mut message = match (self.mode, held.token) {
-            // If there can be several holders, the message of the library lists all of them.
+            // If there can be several holders, the message of the library lists all of them. Of several locks, it names
+            // the one that is held.
             (Mode::Permit(_) | Mode::Shared | Mode::Exclusive, _) if error.kind() == ErrorKind::Held => {
                 error.to_string()
             }
+            _ if self.names.are_several() => error.to_string(),
             (_, Some(token)) => format!("{}, token {token}", self.held_by(held)),
             (_, None) => self.held_by(held),
         };
@@ -257,7 +271,7 @@ impl Request {
             message = format!("{message}; timed out after {}", human::span(limit));
         }
         let failure = Failure::new(code, kind, message);
-        if is_held_by_parent(&self.name, self.mode, held) {
+        if self.names.iter().any(|name| is_held_by_parent(name, self.mode, held)) {
             return failure.with_help(format!("{HELD_BY_PARENT}; remove the inner run, or use another lock"));
         }
         self.with_help(failure, held, error, store)
@@ -265,14 +279,14 @@ impl Request {
 
     fn held_by(&self, held: &HolderInfo) -> String {
         if held.in_cooldown {
-            return format!("lock `{}` is in its cooldown", self.name);
+            return format!("lock `{}` is in its cooldown", self.names);
         }
-        format!("lock `{}` is held by {}", self.name, human::short_holder(held))
+        format!("lock `{}` is held by {}", self.names, human::short_holder(held))
     }
 
     /// Adds help about `held`.
     fn with_help(&self, failure: Failure, held: &HolderInfo, error: &Error, store: &Store) -> Failure {
-        let (lock, flag) = (shell::last_argument(&self.name), store_flag(store));
+        let (lock, flag) = (self.names.as_arguments(), store_flag(store));
         let longer = match self.wait_policy {
             WaitPolicy::Within(limit) => {
                 format!(
@@ -303,7 +317,7 @@ impl Request {
         if self.mode != Mode::Lock {
             return failure.with_help(format!("to list the holders: leasehold{flag} ls {lock}"));
         }
-        if let Some(token) = held.token.filter(|_| !held.reserved) {
+        if let Some(token) = held.token.filter(|_| !held.reserved && !self.names.are_several()) {
             let what = if held.in_cooldown {
                 "to end the cooldown now"
             } else {

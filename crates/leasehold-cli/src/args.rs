@@ -203,7 +203,7 @@ pub(crate) struct HolderArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "No process renews the lease: the lease ends after --ttl unless you renew the ticket.
-A ticket is a secret: anyone who has it can renew and release the lock.
+A ticket is a secret: anyone who has it can renew and release the lock. One ticket holds several LOCKs.
 
 Examples:
   LEASEHOLD_TICKET=$(leasehold acquire deploy/prod --ttl 10m) && export LEASEHOLD_TICKET
@@ -211,8 +211,9 @@ Examples:
   leasehold release
   ticket=$(leasehold acquire render --permits 3)")]
 pub(crate) struct AcquireArgs {
-    #[command(flatten)]
-    pub(crate) lock: LockArgs,
+    /// Name of the lock, for example deploy/prod; with several names, hold all of them or none
+    #[arg(value_name = "LOCK", required = true, add = ArgValueCompleter::new(lock_names))]
+    pub(crate) locks: Vec<OsString>,
     #[command(flatten)]
     pub(crate) mode: ModeArgs,
     #[command(flatten)]

@@ -147,17 +147,6 @@ pub(crate) fn clock(locker: &Locker) -> Arc<dyn Clock> {
     locker.store().env().clock.clone()
 }
 
-/// Parses a lock name given on the command line.
-pub(crate) fn lock_name(given: &OsStr) -> Result<LockName, Failure> {
-    let Some(text) = given.to_str() else {
-        return Err(Failure::usage(format!("lock name {:?} is not UTF-8", given.to_string_lossy()))
-            .with_help(
-                "a lock name has segments separated by `/` and at most 256 bytes, for example deploy/prod",
-            ));
-    };
-    LockName::new(text).map_err(Failure::bad_argument)
-}
-
 /// Parses a prefix of lock names given on the command line.
 pub(crate) fn prefix(given: Option<&OsStr>) -> Result<&str, Failure> {
     let given = given.unwrap_or_default();

@@ -2,6 +2,7 @@
 
 mod completion;
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use crate::child::{self, Dismissed, Ended, Hold, Plan, Prepared};
 use crate::config::{Settings, Store};
 use crate::context::{self, Context};
 use crate::exit::{Exit, FAILED, Failure, LIMIT, LOST};
+use crate::names::Names;
 use crate::output::{Output, human, json, print_on_stderr};
 use crate::report::{self, EarlierRun, MetricsFile, Report};
 use crate::signals::Signals;
@@ -50,7 +52,7 @@ pub(crate) struct Job {
     plan: Plan,
     /// The limit of the hold.
     max_hold: Option<Duration>,
-    lock: LockName,
+    names: Names,
     store: Store,
     /// The variables that name the store for the command.
     named_store: Vec<(&'static str, Option<String>)>,
@@ -94,10 +96,10 @@ impl Job {
     pub(crate) fn new(
         context: &Context,
         args: CommandArgs,
-        lock: &LockName,
+        names: &Names,
         lease: (Duration, Option<Duration>),
     ) -> Result<Self, Failure> {
-        Self::on(context, context.store()?, args, lock, lease)
+        Self::on(context, context.store()?, args, names, lease)
     }
 
     /// Like [`new`](Self::new), but in `store`.
@@ -105,7 +107,7 @@ impl Job {
         context: &Context,
         store: Store,
         args: CommandArgs,
-        lock: &LockName,
+        names: &Names,
         (ttl, max_hold): (Duration, Option<Duration>),
     ) -> Result<Self, Failure> {
         let settings = &context.settings;
@@ -125,7 +127,7 @@ impl Job {
             report::check(file, &report::REPORT)?;
         }
         let metrics = settings.pick(args.metrics_file, "metrics-file", |text| Ok(text.into()))?;
-        let metrics = metrics.map(|file| MetricsFile::new(file, lock.clone())).transpose()?;
+        let metrics = metrics.map(|file| MetricsFile::new(file, names.to_string())).transpose()?;
         Ok(Self {
             command: if args.shell { in_shell(args.command) } else { args.command },
             plan: Plan {
@@ -135,10 +137,10 @@ impl Job {
                 cgroup,
             },
             max_hold,
-            lock: lock.clone(),
+            names: names.clone(),
             file,
             metrics,
-            report: Report { lock: lock.to_string(), store: store.shown(), ..Report::default() },
+            report: Report { lock: names.to_string(), store: store.shown(), ..Report::default() },
             named_store: store.for_command(),
             store,
         })
@@ -198,7 +200,7 @@ impl Job {
         prepare: bool,
     ) -> Result<Session, Failure> {
         let mut signals = Signals::ending().map_err(signal_error)?;
-        let opened = context::open_for(&self.lock, &self.store, limit, &context.output);
+        let opened = context::open_for(self.names.first(), &self.store, limit, &context.output);
         let mut opened = std::pin::pin!(opened);
         let mut prepared = None;
         let outcome = poll!(&mut opened);
@@ -237,7 +239,9 @@ impl Job {
         match &acquired {
             Ok(guard) => {
                 self.report.permit = request.permit(guard.name());
-                self.report.lock = guard.name().to_string();
+                if !self.names.are_several() {
+                    self.report.lock = guard.name().to_string();
+                }
             }
             Err(_) => dismiss(&mut session.prepared).await,
         }
@@ -253,7 +257,7 @@ impl Job {
         session: &mut Session,
     ) -> Result<Guard, Failure> {
         self.report =
-            Report { lock: request.name.to_string(), store: self.store.shown(), ..Report::default() };
+            Report { lock: request.names.to_string(), store: self.store.shown(), ..Report::default() };
         let start = session.clock.now();
         let Session { locker, signals, clock, .. } = session;
         let elected = request.campaign(value, locker, &self.store, &context.output, signals).await;
@@ -330,7 +334,7 @@ impl Job {
     ) -> Result<Exit, Failure> {
         let Session { locker, clock, signals, prepared, previous_guardian } = session;
         let granted = clock.now();
-        self.report.token = guard.token().ok();
+        (self.report.token, self.report.tokens) = (guard.token().ok(), guard.tokens().ok());
         // On a terminal, Ctrl-Z stops leasehold and the command directly.
         signals.add_others(!child::is_interactive()).map_err(signal_error)?;
         if let Some(previous_guardian) = previous_guardian.take() {
@@ -388,8 +392,14 @@ impl Job {
         clock: &dyn Clock,
         output: &Output,
     ) -> Result<Option<Ended>, Failure> {
+        let tokens = guard
+            .names()
+            .map(|name| (name.as_str(), self.report.tokens.as_ref().and_then(|tokens| tokens.get(name))));
+        let tokens: BTreeMap<_, _> = tokens.collect();
         let mut environment = vec![
-            ("LEASEHOLD_LOCK", Some(guard.name().to_string())),
+            // With several locks, unset like the token: a script that knows of one lock must not use the first of them.
+            ("LEASEHOLD_LOCK", Some(guard.name().to_string()).filter(|_| tokens.len() == 1)),
+            ("LEASEHOLD_TOKENS", serde_json::to_string(&tokens).ok()),
             // Unset for a store without tokens, so that a script that needs a token fails instead of using the token of
             // another lock.
             ("LEASEHOLD_TOKEN", guard.token().ok().map(|token| token.to_string())),

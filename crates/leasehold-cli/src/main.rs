@@ -15,6 +15,7 @@ mod filter;
 mod job;
 mod leader_page;
 mod mode;
+mod names;
 mod object;
 #[cfg(feature = "otlp")]
 mod otlp;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use leasehold::{Guard, Lock, LockName};
+use leasehold::{Guard, Lock, LockName, Locks};
 
 /// How long an interrupted acquisition may take to withdraw its request. After that, the lease ends by itself.
 pub(crate) const CANCEL_TIMEOUT: Duration = Duration::from_millis(500);
@@ -78,6 +78,11 @@ impl Mode {
         }
     }
 
+    /// Returns the option that selects the mode.
+    pub(crate) fn option(self) -> String {
+        self.to_string().trim().to_owned()
+    }
+
     /// Describes what a waiter for `name` waits for.
     pub(crate) fn description(self, name: &LockName) -> String {
         match self {
@@ -105,6 +110,21 @@ impl Mode {
         let Self::Permit(_) = self else { return None };
         held.as_str().rsplit_once("/permit-")?.1.parse().ok()
     }
+}
+
+/// Acquires several locks together.
+pub(crate) fn acquire_all(
+    locks: Locks,
+    wait_policy: WaitPolicy,
+) -> BoxFuture<'static, leasehold::Result<Guard>> {
+    async move {
+        match wait_policy {
+            WaitPolicy::Try => locks.try_acquire().await,
+            WaitPolicy::Within(limit) => locks.acquire_within(limit).await,
+            WaitPolicy::Forever => locks.acquire().await,
+        }
+    }
+    .boxed()
 }
 
 impl fmt::Display for Mode {

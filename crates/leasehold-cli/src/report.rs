@@ -3,8 +3,9 @@
 mod metrics;
 
 use leasehold::view::ms;
-use leasehold::{AlreadyRan, Holder, Token};
+use leasehold::{AlreadyRan, Holder, LockName, Token};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
@@ -23,9 +24,13 @@ pub(crate) struct Report {
     pub(crate) outcome: String,
     /// The exit code of leasehold.
     pub(crate) exit_code: u8,
+    /// The name of the lock. With several, their names, separated by commas.
     pub(crate) lock: String,
     pub(crate) store: String,
+    /// Null with several locks.
     pub(crate) token: Option<Token>,
+    /// The token of each lock, by its name.
+    pub(crate) tokens: Option<BTreeMap<LockName, Token>>,
     /// The number of the permit, with `--permits`.
     pub(crate) permit: Option<usize>,
     /// The exit code of the command.

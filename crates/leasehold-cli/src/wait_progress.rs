@@ -1,15 +1,17 @@
 //! Shows the progress while waiting for a lock.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use leasehold::clock::{Clock, Moment, timeout};
-use leasehold::{HolderInfo, LockName};
+use leasehold::{HolderInfo, LockName, Token};
 use serde_json::Value;
 
 use crate::mode::Mode;
+use crate::names::Names;
 use crate::output::{Output, human, json};
 
 /// Shorter waits are not shown.
@@ -24,11 +26,12 @@ const FRAME_INTERVAL: Duration = Duration::from_millis(100);
 /// Keeps the latest known holder, and shows it.
 #[derive(Clone, Debug)]
 pub(crate) struct WaitProgress {
-    name: LockName,
+    names: Names,
     /// How the lock will be held.
     mode: Mode,
     clock: Arc<dyn Clock>,
-    latest: Arc<Mutex<Option<(HolderInfo, Moment)>>>,
+    /// The lock that the acquisition waits for, and its holder.
+    latest: Arc<Mutex<Option<(LockName, HolderInfo, Moment)>>>,
     /// Whether to log each holder once, instead of one line per interval.
     once_per_holder: bool,
     /// How long the store may take to respond, if there is a limit.
@@ -36,8 +39,9 @@ pub(crate) struct WaitProgress {
 }
 
 impl WaitProgress {
-    pub(crate) fn new(name: LockName, clock: Arc<dyn Clock>) -> Self {
-        Self { name, mode: Mode::Lock, clock, latest: Arc::default(), once_per_holder: false, limit: None }
+    pub(crate) fn new(names: impl Into<Names>, clock: Arc<dyn Clock>) -> Self {
+        let names = names.into();
+        Self { names, mode: Mode::Lock, clock, latest: Arc::default(), once_per_holder: false, limit: None }
     }
 
     /// Sets how long the store may take to respond. `None` means no limit.
@@ -57,10 +61,42 @@ impl WaitProgress {
 
     /// Returns the callback for reports about the holder.
     pub(crate) fn observer(&self) -> impl Fn(&HolderInfo) + Send + Sync + 'static {
-        let this = self.clone();
+        let (names, observer) = (self.names.clone(), self.observer_of_several());
         move |held| {
-            let latest = Some((held.clone(), this.clock.now()));
+            // Of several locks, this one may be any.
+            if !names.are_several() {
+                observer(names.first(), held);
+            }
+        }
+    }
+
+    /// Returns the callback for reports about the holders of several locks.
+    pub(crate) fn observer_of_several(&self) -> impl Fn(&LockName, &HolderInfo) + Send + Sync + use<> {
+        let this = self.clone();
+        move |name, held| {
+            let latest = Some((name.clone(), held.clone(), this.clock.now()));
             *this.latest.lock().unwrap_or_else(PoisonError::into_inner) = latest;
+        }
+    }
+
+    /// Returns the lock that the acquisition waits for. If it is not known, the first one.
+    fn awaited(&self) -> LockName {
+        let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        latest.as_ref().map_or_else(|| self.names.first().clone(), |(name, ..)| name.clone())
+    }
+
+    /// Describes what the acquisition waits for, and the locks that it holds meanwhile.
+    fn description(&self) -> String {
+        if !self.names.are_several() {
+            return self.mode.description(self.names.first());
+        }
+        let name = self.awaited();
+        match self.names.before(&name)[..] {
+            [] => name.to_string(),
+            [held] => format!("{name} (holding {held})"),
+            [first, .., last] => {
+                format!("{name} (holding {} locks, {first} to {last})", self.names.before(&name).len())
+            }
         }
     }
 
@@ -79,7 +115,7 @@ impl WaitProgress {
         }
         let start = self.clock.now();
         self.clock.sleep(SHOW_AFTER).await;
-        if self.now().is_some_and(|held| is_held_by_parent(&self.name, self.mode, &held)) {
+        if self.now().is_some_and(|held| is_held_by_parent(&self.awaited(), self.mode, &held)) {
             output.warning(&format!("{HELD_BY_PARENT}: this wait cannot succeed"));
         }
         if output.animates() { self.spin(output, start).await } else { self.log_lines(output, start).await }
@@ -94,8 +130,8 @@ impl WaitProgress {
         );
         // Removes the line when the wait ends or is dropped.
         let _clear = ClearOnDrop(bar.clone());
-        let shown = self.mode.description(&self.name);
         loop {
+            let shown = self.description();
             let message = match self.now() {
                 Some(held) => Some(human::waiting(&shown, &held)),
                 None => self.unanswered(start).map(|(passed, left)| human::unanswered(&shown, passed, left)),
@@ -112,14 +148,14 @@ impl WaitProgress {
     async fn log_lines(&self, output: &Output, start: Moment) -> Infallible {
         let mut reported = None;
         let mut reported_silence = !output.tells_of_delays();
-        let shown = self.mode.description(&self.name);
         loop {
+            let (name, shown) = (self.awaited(), self.description());
             if self.now().is_none()
                 && !reported_silence
                 && let Some((passed, left)) = self.unanswered(start)
             {
                 reported_silence = true;
-                let document = json::unanswered(&self.name, passed, left);
+                let document = json::unanswered(&name, passed, left);
                 output.waiting(&human::unanswered(&shown, passed, left), &document);
             }
             let Some(held) = self.now().filter(|held| !self.once_per_holder || reported != Some(held.token))
@@ -128,7 +164,10 @@ impl WaitProgress {
                 continue;
             };
             reported = Some(held.token);
-            output.waiting(&human::waiting(&shown, &held), &json::waiting(&self.name, &held));
+            output.waiting(
+                &human::waiting(&shown, &held),
+                &json::waiting(&name, &held, &self.names.before(&name)),
+            );
             self.clock.sleep(LINE_INTERVAL).await;
         }
     }
@@ -144,7 +183,7 @@ impl WaitProgress {
     /// Returns the latest known holder, with durations as of now.
     pub(crate) fn now(&self) -> Option<HolderInfo> {
         let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let (mut held, at) = latest?;
+        let (_, mut held, at) = latest?;
         let since = self.clock.now().shortest_since(at);
         held.held_for = held.held_for.map(|age| age + since);
         held.free_for = held.free_for.map(|age| age + since);
@@ -183,9 +222,10 @@ pub(crate) const HELD_BY_PARENT: &str = "this command runs under a `leasehold ru
 /// Returns whether `held` is the grant of the `leasehold run` that started this process, and blocks an acquisition of
 /// `name` in `mode`. That run holds it until this process ends.
 pub(crate) fn is_held_by_parent(name: &LockName, mode: Mode, held: &HolderInfo) -> bool {
-    let is = |variable, value: &str| std::env::var(variable).is_ok_and(|given| given == value);
-    held.token.is_some_and(|token| is("LEASEHOLD_TOKEN", &token.to_string()))
-        && std::env::var("LEASEHOLD_LOCK").is_ok_and(|lock| mode.is_blocked_by(name, &lock))
+    let tokens = std::env::var("LEASEHOLD_TOKENS").unwrap_or_default();
+    let tokens: BTreeMap<String, Option<Token>> = serde_json::from_str(&tokens).unwrap_or_default();
+    held.token.is_some()
+        && tokens.iter().any(|(lock, token)| *token == held.token && mode.is_blocked_by(name, lock))
 }
 
 struct ClearOnDrop(ProgressBar);

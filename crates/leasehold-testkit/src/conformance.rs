@@ -50,6 +50,7 @@ mod shared;
 mod status;
 mod sweep;
 mod tickets;
+mod together;
 mod tokens;
 mod waiting;
 
@@ -78,6 +79,7 @@ pub use self::shared::*;
 pub use self::status::*;
 pub use self::sweep::*;
 pub use self::tickets::*;
+pub use self::together::*;
 pub use self::tokens::*;
 pub use self::waiting::*;
 
@@ -230,6 +232,7 @@ cases! {
         shared_holders_are_together_and_an_exclusive_one_is_alone
         shared_holders_do_not_starve_an_exclusive_one
         the_loss_of_one_part_is_the_loss_of_an_exclusive_hold
+        several_locks_are_held_and_lost_together
         a_ticket_is_taken_up_and_handed_on_again
         one_candidate_leads_and_another_follows_when_it_resigns
         an_observer_sees_each_leader_and_each_vacancy

@@ -34,6 +34,9 @@
 //!   With each term it sees the value that the leader advertises. At the end of the history it sees the last leader.
 //! - **S1** A semaphore with n permits never has more than n guards whose checks pass at the same time.
 //! - **S2** No check of an exclusive hold passes at the same time as one of a shared hold or of another exclusive one.
+//! - **D1** In a history of several locks without faults, in which all processes want locks all the time, one of them
+//!   acquires its locks at least every ten seconds, whichever locks they have in common. **I1**, **I2** and **I5** hold
+//!   for each lock of a guard: no check of the guard passes when one of its locks is lost.
 //! - **O1** Once the store has recorded that a job ran, no process starts the job again before the end of its period,
 //!   which began with the grant. This is only as exact as the store's front ends agree on the time.
 //! - **O2** After the period the job can run again, even on a process that has just started.
@@ -82,6 +85,9 @@ use self::world::World;
 
 /// The lock that all processes contend for.
 const LOCK: &str = "x";
+
+/// The locks of the workload [`Workload::Several`].
+const SEVERAL: [&str; 3] = ["x/1", "x/2", "x/3"];
 
 /// The object that holders write to.
 const RESOURCE: &str = "resource";

@@ -69,6 +69,7 @@ fn every_format_has_its_golden_files() {
             "2-probe-marker-since.json",
             "2-probe-marker.json",
             "2-ticket-limit.txt",
+            "2-ticket-several.txt",
             "2-ticket.txt",
         ]
     );

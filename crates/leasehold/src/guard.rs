@@ -1,5 +1,6 @@
 //! [`Guard`]: a held lock.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,8 +48,10 @@ use crate::types::LockName;
 /// ```
 #[must_use = "a guard that is dropped releases its lock"]
 pub struct Guard {
-    /// Other locks that belong to this hold and are lost with it.
+    /// The other locks of a hold of several locks. They are lost with this one.
     parts: Vec<Guard>,
+    /// Whether the parts are locks of their own, which the caller named, and not the permits of an exclusive hold.
+    are_named: bool,
     hold: Hold,
 }
 
@@ -61,14 +64,22 @@ impl Guard {
     }
 
     pub(crate) fn of(hold: Hold) -> Self {
-        Self { parts: Vec::new(), hold }
+        Self { parts: Vec::new(), are_named: false, hold }
     }
 
-    /// Takes ownership of `parts`. From then on, this guard is held only while all of them are held.
-    pub(crate) fn bound_to(mut self, parts: Vec<Guard>) -> Self {
-        self.parts = parts;
-        bind(self.each().map(|guard| guard.hold.state.clone()).collect());
-        self
+    /// Returns one guard of locks that are held together: it is held only while all of them are held. `None` without a
+    /// guard. `are_named` is whether the caller named each lock.
+    pub(crate) fn together(guards: Vec<Self>, are_named: bool) -> Option<Self> {
+        let mut guards = guards.into_iter();
+        let first = guards.next()?;
+        let parts: Vec<_> = guards.collect();
+        if parts.is_empty() {
+            return Some(first);
+        }
+        let mut whole = first;
+        (whole.parts, whole.are_named) = (parts, are_named);
+        bind(whole.each().map(|guard| guard.hold.state.clone()).collect());
+        Some(whole)
     }
 
     /// Returns this guard, followed by the guards of its parts.
@@ -76,12 +87,23 @@ impl Guard {
         std::iter::once(self).chain(&self.parts)
     }
 
-    /// Returns the names of this guard's lock and of its parts.
-    pub(crate) fn names(&self) -> impl Iterator<Item = &LockName> {
+    /// Returns the names of all locks that this guard holds, including the permits of an exclusive hold.
+    pub(crate) fn all_names(&self) -> impl Iterator<Item = &LockName> {
         self.each().map(|guard| &guard.hold.lock.name)
     }
 
-    /// Returns the name of the lock.
+    /// Returns the guards of the locks that the caller named.
+    fn named(&self) -> impl Iterator<Item = &Guard> {
+        std::iter::once(self).chain(self.parts.iter().filter(|_| self.are_named))
+    }
+
+    /// Returns the names of the locks, in the order in which they were acquired. There is one, except for
+    /// [`Locks`](crate::Locks).
+    pub fn names(&self) -> impl Iterator<Item = &LockName> {
+        self.named().map(|guard| &guard.hold.lock.name)
+    }
+
+    /// Returns the name of the lock, or of the first of several locks.
     pub fn name(&self) -> &LockName {
         &self.hold.lock.name
     }
@@ -90,8 +112,28 @@ impl Guard {
     ///
     /// # Errors
     /// Returns [`ErrorKind::Unsupported`] if the store's protocol has no tokens
-    /// ([`Capabilities::tokens`](crate::lease::Capabilities::tokens)).
+    /// ([`Capabilities::tokens`](crate::lease::Capabilities::tokens)), or if the guard holds
+    /// [several locks](crate::Locks), each of which has its own token: see [`tokens`](Self::tokens).
     pub fn token(&self) -> Result<Token> {
+        if self.are_named {
+            let message = format!("a hold of {} locks has no single token", self.parts.len() + 1);
+            return Err(
+                Error::unsupported(message).with_help("use the token of the lock that protects the resource")
+            );
+        }
+        self.own_token()
+    }
+
+    /// Returns the fencing token of each lock, by its name.
+    ///
+    /// # Errors
+    /// Returns [`ErrorKind::Unsupported`] if the store's protocol has no tokens
+    /// ([`Capabilities::tokens`](crate::lease::Capabilities::tokens)).
+    pub fn tokens(&self) -> Result<BTreeMap<LockName, Token>> {
+        self.named().map(|guard| Ok((guard.name().clone(), guard.own_token()?))).collect()
+    }
+
+    fn own_token(&self) -> Result<Token> {
         if self.hold.capabilities.tokens {
             return Ok(self.hold.lock.token);
         }
@@ -271,8 +313,9 @@ impl Guard {
     ///
     /// # Errors
     /// - [`ErrorKind::Unsupported`]: the store has no cooldowns
-    ///   ([`Capabilities::cooldowns`](crate::lease::Capabilities::cooldowns)), or this is an exclusive hold of a
-    ///   [`RwLock`](crate::RwLock), which consists of several locks. The lock is then released without a cooldown.
+    ///   ([`Capabilities::cooldowns`](crate::lease::Capabilities::cooldowns)), or this is a hold of several locks: of
+    ///   [`Locks`](crate::Locks), or an exclusive hold of a [`RwLock`](crate::RwLock). They are then released without a
+    ///   cooldown.
     /// - Any error from the store, if the cooldown could not be recorded before the lease ended.
     ///
     /// ```
@@ -292,7 +335,8 @@ impl Guard {
                 Error::unsupported(message).with_help("release without a cooldown, or use another store")
             );
         }
-        if let Err(error) = self.single("has no cooldown") {
+        if !self.parts.is_empty() {
+            let error = no_cooldown(self.name());
             self.release().await?;
             return Err(error);
         }
@@ -301,31 +345,38 @@ impl Guard {
 
     /// Stops the renewals and returns the lock as a [`Ticket`], with which another process can renew and release it.
     ///
-    /// The lease continues from its last renewal. If the future is dropped, the lock is released.
+    /// The lease continues from its last renewal. If the future is dropped, the lock is released. One ticket holds all
+    /// locks of a hold of several locks.
     ///
     /// # Errors
     /// - [`ErrorKind::Lost`]: the lock was already lost.
-    /// - [`ErrorKind::Unsupported`]: this is an exclusive hold of a [`RwLock`](crate::RwLock), which consists of
-    ///   several locks.
     /// - Any error from the store.
     ///
     /// In all these cases, the lock is released, or lapses if the runtime in which it was acquired has shut down.
     pub async fn into_ticket(mut self) -> Result<Ticket> {
-        self.single("cannot be handed on as a ticket")?;
         self.check()?;
-        self.hold.state.detach();
-        let (ticket, taken) = self.ask(Command::Detach).await?;
-        // There is no await between here and the caller, so the ticket cannot be dropped unnoticed.
-        if taken.send(()).is_err() {
-            // The response was read too late: the lock has been released, or its lease is over.
-            return Err(Error::lost(self.hold.lock.loss(LossReason::EXPIRED)));
+        for guard in self.each() {
+            guard.hold.state.detach();
         }
-        Ok(ticket)
+        let (lock, are_named) = (self.hold.lock.clone(), self.are_named);
+        let parts = std::mem::take(&mut self.parts);
+        let answers =
+            std::iter::once(self).chain(parts).map(async |mut guard| guard.ask(Command::Detach).await);
+        // After an error, the answers of the other locks are dropped, and so these locks are released.
+        let (tickets, taken): (Vec<_>, Vec<_>) = try_join_all(answers).await?.into_iter().unzip();
+        // There is no await between here and the caller, so the ticket cannot be dropped unnoticed.
+        if taken.iter().any(oneshot::Sender::is_closed)
+            || taken.into_iter().any(|taken| taken.send(()).is_err())
+        {
+            // The response was read too late: the lock has been released, or its lease is over.
+            return Err(Error::lost(lock.loss(LossReason::EXPIRED)));
+        }
+        Ticket::together(tickets, are_named).ok_or_else(|| Error::invalid("the guard holds no lock"))
     }
 
     async fn give_up(
         self,
-        command: impl FnOnce(oneshot::Sender<Result<Released>>) -> Command + Send + 'static,
+        command: impl Fn(oneshot::Sender<Result<Released>>) -> Command + Clone + Send + 'static,
     ) -> Result<Released> {
         // Reads the clock: a lease whose deadline has passed is lost, not released.
         if self.check().is_err() {
@@ -348,16 +399,13 @@ impl Guard {
 
     async fn settle_all(
         mut self,
-        command: impl FnOnce(oneshot::Sender<Result<Released>>) -> Command + Send,
+        command: impl Fn(oneshot::Sender<Result<Released>>) -> Command + Clone + Send,
     ) -> Result<Released> {
         // Release the lock with the guard's name last: a process that sees it free can rely on the parts being free.
-        let parts = std::mem::take(&mut self.parts).into_iter().map(|part| part.settled(Command::Release));
+        let parts = std::mem::take(&mut self.parts).into_iter().map(|part| part.settled(command.clone()));
         let parts = join_all(parts).await;
         let whole = self.settled(command).await;
-        parts.into_iter().fold(whole, |whole, part| match (whole?, part?) {
-            (Released::Released, Released::Released) => Ok(Released::Released),
-            _ => Ok(Released::AlreadyLost),
-        })
+        all_released(parts.into_iter().chain([whole]))
     }
 
     /// Sends `command` for this guard's own lock. The guard must have been invalidated before.
@@ -378,15 +426,6 @@ impl Guard {
         }
     }
 
-    /// Returns an error if this guard holds several locks.
-    fn single(&self, what: &str) -> Result<()> {
-        if self.parts.is_empty() {
-            return Ok(());
-        }
-        Err(Error::unsupported(format!("an exclusive hold of `{}` {what}", self.name()))
-            .with_help("it consists of several locks; use a plain lock, a permit or a shared hold"))
-    }
-
     async fn ask<T>(&mut self, command: impl FnOnce(oneshot::Sender<Result<T>>) -> Command) -> Result<T> {
         let (reply, answer) = oneshot::channel();
         let lost = self.hold.state.end();
@@ -401,6 +440,20 @@ impl Guard {
             (None, None) => Err(Error::lost(self.hold.lock.loss(LossReason::Ended))),
         }
     }
+}
+
+/// Returns how the release of locks that are held together ended.
+pub(crate) fn all_released(outcomes: impl IntoIterator<Item = Result<Released>>) -> Result<Released> {
+    outcomes.into_iter().try_fold(Released::Released, |all, outcome| match (all, outcome?) {
+        (Released::Released, Released::Released) => Ok(Released::Released),
+        _ => Ok(Released::AlreadyLost),
+    })
+}
+
+/// Returns the error for a cooldown of several locks, the first of which is `name`.
+pub(crate) fn no_cooldown(name: &LockName) -> Error {
+    Error::unsupported(format!("the hold of `{name}` consists of several locks and has no cooldown"))
+        .with_help("release them without a cooldown, or use a single lock")
 }
 
 impl Drop for Guard {

@@ -42,7 +42,7 @@
 //!
 //! - [`Locker`] opens a store. [`Lock`] is a name with settings. [`Guard`] is a lock that is held. [`Ticket`] hands a
 //!   held lock to another process.
-//! - [`Semaphore`] and [`RwLock`] consist of several locks. [`OncePer`] runs a job once per period. [`Election`] elects
+//! - [`Locks`] are several locks, held all or none. [`Semaphore`] and [`RwLock`] consist of several locks. [`OncePer`] runs a job once per period. [`Election`] elects
 //!   a leader and tells observers how to reach it.
 //! - [`update`] changes an object that has several writers, without a lock. [`fence`] writes an object with a guard's
 //!   token. [`Object`] opens an object by its URL.
@@ -102,7 +102,9 @@ pub use self::lock::Lock;
 pub use self::locker::Locker;
 pub use self::objects::{Object, Updated, fence, update};
 pub use self::observe::Observer;
-pub use self::primitives::{AlreadyRan, Due, Election, Leader, Leadership, Once, OncePer, RwLock, Semaphore};
+pub use self::primitives::{
+    AlreadyRan, Due, Election, Leader, Leadership, Locks, Once, OncePer, RwLock, Semaphore,
+};
 pub use self::proof::doctor;
 pub use self::protocol::RegisterLeases;
 pub use self::register::Register;

@@ -356,6 +356,10 @@ impl Lock {
         &self.locker
     }
 
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     pub(crate) fn checked_name(&self) -> Result<LockName> {
         Ok(LockName::new(&self.name)?)
     }

@@ -4,11 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use futures_util::stream::{BoxStream, StreamExt};
 use tracing::{Instrument, info_span};
 
+use crate::clock::Deadline;
 use crate::error::{Error, Result};
-use crate::guard::Guard;
+use crate::guard::{Guard, all_released, no_cooldown};
 use crate::lease::{
     Capabilities, Evicted, Eviction, Grant, Holder, HolderInfo, LeaseStore, Loss, LossReason, Released,
     Renewal, Secret, State, Status, StoreOptions, Swept, Token, Ttl,
@@ -191,7 +193,7 @@ impl Locker {
     /// # Errors
     /// Returns any error from the store.
     pub async fn add_processes(&self, guard: &Guard, pids: &[u32]) -> Result<()> {
-        for name in guard.names().filter(|_| !pids.is_empty()) {
+        for name in guard.all_names().filter(|_| !pids.is_empty()) {
             self.store().add_processes(name, pids).await?;
         }
         Ok(())
@@ -212,8 +214,10 @@ impl Locker {
     /// - Any error from the store.
     pub async fn resume(&self, ticket: &Ticket) -> Result<Guard> {
         self.check(ticket)?;
-        let (grant, limit) = self.renewed(ticket).await?;
-        Ok(Guard::new(self.opened().clone(), grant, limit))
+        let renewed = self.renewed(ticket).await?.into_iter();
+        let guards = renewed.map(|(grant, limit)| Guard::new(self.opened().clone(), grant, limit)).collect();
+        let guard = Guard::together(guards, ticket.are_named());
+        guard.ok_or_else(|| Error::invalid("the ticket holds no lock"))
     }
 
     /// Renews the lock of `ticket` once. Returns the ticket with the time for which the lock is now certain to be held.
@@ -224,14 +228,31 @@ impl Locker {
     /// Returns the same errors as [`resume`](Self::resume).
     pub async fn renew(&self, ticket: &Ticket) -> Result<HeldTicket> {
         self.check(ticket)?;
-        let (grant, limit) = self.renewed(ticket).await?;
-        let deadline = Limit::of_lease(limit, grant.deadline);
+        let renewed = self.renewed(ticket).await?.into_iter();
+        let deadlines = renewed.map(|(grant, limit)| Limit::of_lease(limit, grant.deadline));
+        let deadline = deadlines.reduce(Deadline::earliest);
+        let deadline = deadline.ok_or_else(|| Error::invalid("the ticket holds no lock"))?;
         Ok(HeldTicket::new(ticket.clone(), deadline, self.store().env().clone()))
+    }
+
+    /// Renews all locks of `ticket`. If one of them is lost, releases the others.
+    async fn renewed(&self, ticket: &Ticket) -> Result<Vec<(Grant, Option<Limit>)>> {
+        let tickets: Vec<_> = ticket.each().collect();
+        let renewed = join_all(tickets.iter().map(|ticket| self.renewed_one(ticket))).await;
+        let lost = renewed.iter().find_map(|renewed| renewed.as_ref().err()?.loss()).cloned();
+        if let Some(loss) = lost.filter(|_| ticket.is_of_several()) {
+            if loss.reason != LossReason::Limit {
+                // An error here changes nothing: without a renewal, the locks lapse.
+                drop(self.end(ticket, None, false).await);
+            }
+            return Err(Error::lost(loss));
+        }
+        renewed.into_iter().collect()
     }
 
     /// Renews the lock of `ticket`. Returns the limit of the hold too. At the limit, the lock is lost, but not released:
     /// another user of the ticket may not have reached the limit, because the time of the grant is an estimate.
-    async fn renewed(&self, ticket: &Ticket) -> Result<(Grant, Option<Limit>)> {
+    async fn renewed_one(&self, ticket: &Ticket) -> Result<(Grant, Option<Limit>)> {
         let env = self.store().env();
         let mut grant = ticket.grant(env.now());
         let span = info_span!("leasehold.renew", lock = %grant.name, token = grant.token.get());
@@ -281,14 +302,29 @@ impl Locker {
     ///
     /// # Errors
     /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): the store has
-    ///   [no cooldowns](Capabilities::cooldowns).
+    ///   [no cooldowns](Capabilities::cooldowns), or the ticket holds several locks.
     /// - Otherwise, the same errors as [`release`](Self::release).
     pub async fn release_with_cooldown(&self, ticket: &Ticket, cooldown: Duration) -> Result<Released> {
+        if ticket.is_of_several() {
+            return Err(no_cooldown(ticket.name()));
+        }
         self.end(ticket, Some(cooldown), false).await
     }
 
     async fn end(&self, ticket: &Ticket, cooldown: Option<Duration>, at_limit: bool) -> Result<Released> {
         self.check(ticket)?;
+        let end = async |ticket: Ticket| self.end_one(&ticket, cooldown, at_limit).await;
+        let mut tickets = ticket.each();
+        let first = tickets.next();
+        // Like a guard, release the lock with the ticket's name last.
+        let mut outcomes = join_all(tickets.map(end)).await;
+        if let Some(first) = first {
+            outcomes.push(end(first).await);
+        }
+        all_released(outcomes)
+    }
+
+    async fn end_one(&self, ticket: &Ticket, cooldown: Option<Duration>, at_limit: bool) -> Result<Released> {
         let mut grant = Grant { at_limit, ..ticket.grant(self.store().env().now()) };
         let span = info_span!("leasehold.release", lock = %grant.name, token = grant.token.get());
         Ok(self.store().release(&mut grant, cooldown).instrument(span).await?)

@@ -2,12 +2,15 @@
 //! period.
 
 mod election;
+mod locks;
 mod once;
 mod permits;
 mod rw_lock;
 mod semaphore;
+mod together;
 
 pub use self::election::{Election, Leader, Leadership};
+pub use self::locks::Locks;
 pub use self::once::{AlreadyRan, Due, Once, OncePer};
 pub use self::rw_lock::RwLock;
 pub use self::semaphore::Semaphore;

@@ -1,5 +1,6 @@
 //! [`Ticket`]: a held lock as text, with which another process can renew and release it.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -19,8 +20,11 @@ use crate::view::ms;
 /// The prefix of a ticket's text: its kind and its format version.
 const PREFIX: &str = "lh2_";
 
-/// The longest text that is parsed, without the prefix.
-const MAX_BYTES: usize = 8 * 1024;
+/// The longest text that is parsed, without the prefix: that of the most locks with the longest names.
+const MAX_BYTES: usize = 40 * 1024;
+
+/// The most locks of one ticket: [`MAX_NAMES`](crate::Locks::MAX_NAMES), or those of an exclusive hold.
+const MAX_LOCKS: usize = 64;
 
 /// A held lock as text.
 ///
@@ -52,6 +56,20 @@ pub struct Ticket {
     max_hold_ms: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     store: Option<String>,
+    /// The other locks of a hold of several locks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    parts: Vec<Part>,
+    /// Whether the parts are locks of their own, and not the permits of an exclusive hold.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    several: bool,
+}
+
+/// A further lock of a ticket.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Part {
+    lock: LockName,
+    secret: Secret,
+    token: Token,
 }
 
 impl Ticket {
@@ -64,16 +82,61 @@ impl Ticket {
             ttl_ms: grant.ttl.as_millis(),
             max_hold_ms: None,
             store,
+            parts: Vec::new(),
+            several: false,
         })
+    }
+
+    /// Returns one ticket for the locks of `tickets`, each of which is a ticket of one lock. `several` is whether the
+    /// caller named each lock. `None` without a ticket.
+    pub(crate) fn together(tickets: Vec<Self>, several: bool) -> Option<Self> {
+        let mut tickets = tickets.into_iter();
+        let first = tickets.next()?;
+        let parts = tickets.map(|Self { lock, secret, token, .. }| Part { lock, secret, token });
+        Some(Self { parts: parts.collect(), several, ..first })
+    }
+
+    /// Returns a ticket of each lock.
+    pub(crate) fn each(&self) -> impl Iterator<Item = Self> {
+        let parts = self.parts.iter().cloned();
+        let parts = parts.map(|Part { lock, secret, token }| Self { lock, secret, token, ..self.first() });
+        std::iter::once(self.first()).chain(parts)
+    }
+
+    fn first(&self) -> Self {
+        Self { parts: Vec::new(), several: false, ..self.clone() }
+    }
+
+    /// Returns whether the caller named each of several locks.
+    pub(crate) fn are_named(&self) -> bool {
+        self.several
+    }
+
+    /// Returns whether the ticket holds more than one lock.
+    pub(crate) fn is_of_several(&self) -> bool {
+        !self.parts.is_empty()
     }
 
     pub(crate) fn with_max_hold(self, max_hold: Option<Duration>) -> Self {
         Self { max_hold_ms: max_hold.map(ms), ..self }
     }
 
-    /// Returns the name of the lock.
+    /// Returns the name of the lock, or of the first of several locks.
     pub fn name(&self) -> &LockName {
         &self.lock
+    }
+
+    /// Returns the fencing token of each lock, by its name. There is one, except for [`Locks`](crate::Locks).
+    pub fn tokens(&self) -> BTreeMap<LockName, Token> {
+        let parts = self.parts.iter().filter(|_| self.several).map(|part| (part.lock.clone(), part.token));
+        std::iter::once((self.lock.clone(), self.token)).chain(parts).collect()
+    }
+
+    /// Returns the name and the token of each lock that the ticket renews and releases. Unlike [`tokens`](Self::tokens),
+    /// includes the permits of an exclusive hold.
+    pub fn grants(&self) -> impl Iterator<Item = (&LockName, Token)> {
+        let parts = self.parts.iter().map(|part| (&part.lock, part.token));
+        std::iter::once((&self.lock, self.token)).chain(parts)
     }
 
     /// Returns the fencing token. It is the guard's token, or a higher one that is reserved for the same grant. If the
@@ -107,13 +170,14 @@ impl Ticket {
 
     /// Returns whether `other` is a ticket of the same grant. Their ttl and the URL of their store may differ.
     pub fn is_of_same_grant(&self, other: &Self) -> bool {
-        (&self.lock, self.secret, self.token) == (&other.lock, other.secret, other.token)
+        let grants = |ticket: &Self| (ticket.lock.clone(), ticket.secret, ticket.token, ticket.parts.clone());
+        grants(self) == grants(other)
     }
 
     /// Returns whether `past`, from the [history](crate::Status::history) of the ticket's lock, is the grant of this
-    /// ticket.
+    /// ticket, or one of its grants.
     pub fn is_of(&self, past: &PastGrant) -> bool {
-        (self.secret.id(), self.token) == (past.grant, past.token)
+        self.each().any(|ticket| (ticket.secret.id(), ticket.token) == (past.grant, past.token))
     }
 
     /// Returns the grant that the ticket describes. It must be renewed before it counts as held.
@@ -205,8 +269,17 @@ impl FromStr for Ticket {
         let ticket: Self = serde_json::from_slice(&json).map_err(|_| flaw("it is damaged"))?;
         Ttl::from_millis(ticket.ttl_ms).map_err(|_| flaw("its ttl is out of range"))?;
         // No grant has this token. A release with it would withdraw a claim, for which no token is compared.
-        if ticket.token == Token::default() {
+        if ticket
+            .parts
+            .iter()
+            .map(|part| part.token)
+            .chain([ticket.token])
+            .any(|token| token == Token::default())
+        {
             return Err(flaw("it has no token"));
+        }
+        if ticket.parts.len() >= MAX_LOCKS {
+            return Err(flaw("it holds too many locks"));
         }
         ticket
             .store
@@ -223,6 +296,7 @@ impl fmt::Debug for Ticket {
         f.debug_struct("Ticket")
             .field("lock", &self.lock)
             .field("token", &self.token)
+            .field("parts", &self.parts.iter().map(|part| &part.lock).collect::<Vec<_>>())
             .field("ttl", &self.ttl())
             .field("store", &self.store.as_deref().and_then(|store| StoreUrl::parse(store).ok()))
             .finish_non_exhaustive()
@@ -244,6 +318,8 @@ mod tests {
             ttl_ms: 30_000,
             max_hold_ms: None,
             store: Some("s3://bucket".into()),
+            parts: Vec::new(),
+            several: false,
         }
     }
 
@@ -323,6 +399,15 @@ mod tests {
         let ticket = Ticket { secret: "00112233445566778899aabbccddeeff".parse().unwrap(), ..ticket() };
         assert_written("2-ticket.txt", &ticket.to_string());
         assert_eq!(golden("2-ticket.txt").parse::<Ticket>().unwrap(), ticket);
+        let part = Ticket {
+            lock: LockName::new("a/c").unwrap(),
+            secret: "ffeeddccbbaa99887766554433221100".parse().unwrap(),
+            token: Token::new(9).unwrap(),
+            ..ticket.clone()
+        };
+        let several = Ticket::together(vec![ticket.clone(), part], true).unwrap();
+        assert_written("2-ticket-several.txt", &several.to_string());
+        assert_eq!(golden("2-ticket-several.txt").parse::<Ticket>().unwrap(), several);
         let limited = Ticket { max_hold_ms: Some(7_200_000), ..ticket };
         assert_written("2-ticket-limit.txt", &limited.to_string());
         assert_eq!(golden("2-ticket-limit.txt").parse::<Ticket>().unwrap(), limited);

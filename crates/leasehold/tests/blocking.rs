@@ -248,3 +248,19 @@ fn an_object_is_updated_on_the_calling_thread() {
     let refused = object.update(|_| Err::<_, leasehold::Error>(locker().lock("").acquire().unwrap_err()));
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Invalid);
 }
+
+#[test]
+fn several_locks_are_acquired_together() {
+    let locker = Locker::open("mem:").unwrap();
+    let locks = locker.lock_all(["b", "a"]);
+    let guard = locks.acquire().unwrap();
+    assert_eq!(
+        guard.tokens().unwrap().into_keys().map(|name| name.to_string()).collect::<Vec<_>>(),
+        ["a", "b"]
+    );
+    assert_eq!(locks.try_acquire().unwrap_err().kind(), ErrorKind::Held);
+    assert_eq!(locks.acquire_within(Duration::from_millis(10)).unwrap_err().kind(), ErrorKind::Held);
+    guard.release().unwrap();
+    drop(locks.try_acquire().unwrap());
+    drop(locker.lock("b").try_acquire().unwrap());
+}

@@ -14,6 +14,7 @@ mod interleavings;
 mod limits;
 mod line;
 mod lines;
+mod locks;
 mod many;
 mod max_hold;
 mod observe;

@@ -265,7 +265,7 @@ async fn a_repeated_acquisition_keeps_the_limit_of_the_first() {
         assert!(matches!(error.kind(), ErrorKind::Held | ErrorKind::Lost), "{error}");
         client.env.sleep(TTL / 4).await;
     }
-    waiting.await.unwrap();
+    drop(waiting.await.unwrap());
 }
 
 #[tokio::test(start_paused = true)]

@@ -351,18 +351,28 @@ async fn an_exclusive_wait_that_times_out_names_the_holder() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_exclusive_hold_has_no_cooldown_and_no_ticket() {
+async fn an_exclusive_hold_has_a_ticket_and_no_cooldown() {
     let world = World::new();
     let client = world.observer(1);
+    let locker = Locker::new(client.leases.clone());
     let guard = index(&client).exclusive().await.unwrap();
-    let error = guard.into_ticket().await.unwrap_err();
+    let (name, token) = (guard.name().clone(), guard.token().unwrap());
+    assert_eq!(guard.tokens().unwrap().into_iter().collect::<Vec<_>>(), [(name, token)]);
+    let ticket = guard.into_ticket().await.unwrap();
+    assert_eq!(ticket.tokens().len(), 1, "the caller knows no permits");
+    client.env.sleep(TTL / 2).await;
+    locker.renew(&ticket).await.unwrap();
+    client.env.sleep(TTL * 3 / 4).await;
+    assert_eq!(held(&client).await, 9);
+    assert_eq!(locker.release(&ticket).await.unwrap(), Released::Released);
+    assert_eq!(held(&client).await, 0);
+    let guard = index(&client).exclusive().await.unwrap();
+    let error = guard.release_with_cooldown(SECOND * 600).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(!error.help().is_empty());
-    let guard = index(&client).exclusive().await.unwrap();
-    assert_eq!(guard.release_with_cooldown(SECOND * 600).await.unwrap_err().kind(), ErrorKind::Unsupported);
     assert_eq!(held(&client).await, 0);
     let ticket = index(&client).for_ticket().shared().await.unwrap().into_ticket().await.unwrap();
     assert_eq!(index(&client).try_exclusive().await.unwrap_err().kind(), ErrorKind::Held);
-    Locker::new(client.leases.clone()).release(&ticket).await.unwrap();
+    locker.release(&ticket).await.unwrap();
     index(&client).try_exclusive().await.unwrap().check().unwrap();
 }

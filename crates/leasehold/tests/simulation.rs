@@ -101,6 +101,27 @@ fn no_history_of_an_rw_lock_breaks_exclusive_holds() {
     many(plan, 16, |total, seeds| total.grants > 3 * seeds && total.most > 2);
 }
 
+/// No check of a guard of several locks passes after the loss of one of them.
+#[test]
+fn no_history_of_several_locks_breaks_the_promise() {
+    let plan = |seed| {
+        let plan = of_several(seed);
+        let faults = if seed.is_multiple_of(2) { plan.faults.with(Fault::Evictions) } else { plan.faults };
+        Plan { workload: Workload::Several, faults, ..plan }
+    };
+    many(plan, 8, |total, seeds| total.grants > 5 * seeds && total.evicted > seeds / 10 && total.most == 3);
+}
+
+/// The names of the acquisitions are in any order, and overlap in any way.
+#[test]
+fn several_locks_at_once_never_wait_for_each_other() {
+    let plan = |seed| {
+        let plan = of_tasks(seed).with_faults(Faults::NONE);
+        Plan { workload: Workload::Several, machines: 2 + seed as usize % 3, ..plan }
+    };
+    many(plan, 20, |total, seeds| total.grants > 20 * seeds && total.most == 3);
+}
+
 /// Without faults and contention, no unnecessary request is sent.
 #[test]
 fn quiet_histories_stay_within_their_budget() {

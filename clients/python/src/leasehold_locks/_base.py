@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from ._guard import BaseGuard
@@ -57,6 +57,39 @@ class BaseLocker(Generic[L, W, E]):
                 max_hold=max_hold,
                 store_timeout=store_timeout,
                 barge=barge or None,
+            )
+        )
+
+    def lock_all(
+        self,
+        names: Iterable[str],
+        *,
+        ttl: Duration | None = None,
+        note: str | None = None,
+        owner: str | None = None,
+        lock_delay: Duration | None = None,
+        max_hold: Duration | None = None,
+        store_timeout: Duration | None = None,
+        barge: bool = False,
+    ) -> L:
+        """Returns the locks called ``names``, at most 64, which are acquired together: all or none.
+
+        They are acquired in the order of the bytes of their names, so that acquisitions with names in common never wait
+        for each other for ever. A loss of one is the loss of all, and a release frees all. Each has its own token:
+        see ``guard.tokens``. ``max_hold`` counts from the grant of the first lock.
+        """
+        several = [names] if isinstance(names, str) else sorted(names, key=str.encode)
+        return self._lock(
+            self._settings(
+                ", ".join(several),
+                ttl=ttl,
+                note=note,
+                owner=owner,
+                lock_delay=lock_delay,
+                max_hold=max_hold,
+                store_timeout=store_timeout,
+                barge=barge or None,
+                locks=several,
             )
         )
 

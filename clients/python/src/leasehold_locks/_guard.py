@@ -30,7 +30,8 @@ class BaseGuard:
 
     @property
     def name(self) -> str:
-        """The name of the lock. For a semaphore or a shared hold, the name of the permit."""
+        """The name of the lock. For a semaphore or a shared hold, the name of the permit. For several locks, their
+        names, separated by commas."""
         return self._hold.name
 
     @property
@@ -38,8 +39,17 @@ class BaseGuard:
         """The fencing token: greater than the token of every earlier grant of this lock. Send it with every write, and
         let the resource refuse lower tokens."""
         if self._hold.token is None:
+            if self._hold.tokens is not None:
+                raise StoreError(f"a hold of {len(self._hold.tokens)} locks has no single token", "unsupported")
             raise StoreError("locks in this store have no fencing tokens", "unsupported")
         return self._hold.token
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """The fencing token of each lock, by its name. There is one, except for :meth:`Locker.lock_all`."""
+        if self._hold.tokens is None:
+            raise StoreError("locks in this store have no fencing tokens", "unsupported")
+        return dict(self._hold.tokens)
 
     def check(self) -> None:
         """Checks that the lock is still held. The check is local and sends no request.

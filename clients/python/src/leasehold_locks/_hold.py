@@ -18,12 +18,33 @@ _ROUNDING_US = 1_000
 class Hold:
     """A held lock."""
 
-    __slots__ = ("_deadline", "_limit_us", "_listeners", "_loss", "_over", "has_guard", "name", "number", "token")
+    __slots__ = (
+        "_deadline",
+        "_limit_us",
+        "_listeners",
+        "_loss",
+        "_over",
+        "has_guard",
+        "name",
+        "number",
+        "token",
+        "tokens",
+    )
 
-    def __init__(self, number: int, name: str, token: int | None, deadline: Deadline, limit_us: int | None) -> None:
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        token: int | None,
+        tokens: dict[str, int] | None,
+        deadline: Deadline,
+        limit_us: int | None,
+    ) -> None:
         self.number = number
         self.name = name
         self.token = token
+        #: The token of each lock. An agent of an earlier version sends none.
+        self.tokens = tokens if tokens is not None or token is None else {name: token}
         self._deadline = deadline
         #: When the hold ends at its limit, on the wall clock.
         self._limit_us = limit_us

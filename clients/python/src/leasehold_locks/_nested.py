@@ -55,7 +55,7 @@ def forbid(settings: LockSettings) -> None:
 def _excludes(held: LockSettings, wanted: LockSettings) -> bool:
     """Returns whether a hold of ``held`` uses up what ``wanted`` needs."""
     modes = [dict(settings.fields).get("mode") for settings in (held, wanted)]
-    return (held.store, held.name) == (wanted.store, wanted.name) and modes != ["shared", "shared"]
+    return held.store == wanted.store and bool(held.names & wanted.names) and modes != ["shared", "shared"]
 
 
 def _is_held(guard: BaseGuard | None) -> bool:

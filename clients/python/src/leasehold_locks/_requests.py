@@ -58,8 +58,13 @@ class LockSettings:
     name: str
     fields: tuple[tuple[str, Any], ...]
 
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(dict(self.fields).get("locks") or (self.name,))
+
     def request(self, op: str, timeout: Duration | None = None, **more: Any) -> Message:
-        message = {"op": op, **target(self.store, self.name), **dict(self.fields), **more}
+        several = any(field == "locks" for field, _ in self.fields)
+        message = {"op": op, **target(self.store, None if several else self.name), **dict(self.fields), **more}
         if timeout is not None:
             message["wait_ms"] = milliseconds(timeout, "timeout")
         return message

@@ -73,6 +73,23 @@ fn command_line(
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<String>>();
     Ok(match contender.name {
         "leasehold run" => (ours()?, words(&["run", "-s", &connection.url(), lock, "--", "true"])),
+        "leasehold run, three locks at once" => {
+            let [one, two, three] = [1, 2, 3].map(|number| format!("{lock}-{number}"));
+            (ours()?, words(&["run", "-s", &connection.url(), &one, &two, &three, "--", "true"]))
+        }
+        "leasehold run, three nested runs" => {
+            let (ours, url) = (ours()?, connection.url());
+            let program = ours.display().to_string();
+            let nested = |number: u8| vec![format!("{lock}-{number}"), "--".to_owned()];
+            let mut line = words(&["run", "-s", &url]);
+            line.extend(nested(1));
+            for number in [2, 3] {
+                line.extend(words(&[&program, "run", "-s", &url]));
+                line.extend(nested(number));
+            }
+            line.push("true".to_owned());
+            (ours, line)
+        }
         // The build with default features, as by `cargo install`, without the clients of other stores.
         "leasehold run, SQLite alone" => {
             let program = variable("LEASEHOLD_BENCH_SQLITE_ALONE")?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use leasehold::{LockName, Ticket, Token};
+use leasehold::{LockName, Locks, Ticket, Token};
 use serde_json::{Map, Value};
 
 use super::refusal::Refusal;
@@ -94,6 +94,20 @@ impl Fields {
     pub(super) fn lock(&mut self) -> Result<LockName, Refusal> {
         let name = self.text("lock")?.ok_or_else(|| missing("lock"))?;
         LockName::new(&name).map_err(|error| leasehold::Error::from(error).into())
+    }
+
+    /// Takes the field `lock`, or `locks`, the names of several locks. One of them is required. Returns at least one
+    /// name, in the order of acquisition.
+    pub(super) fn locks(&mut self) -> Result<Vec<LockName>, Refusal> {
+        let Some(given) = self.0.remove("locks") else { return Ok(vec![self.lock()?]) };
+        if self.0.contains_key("lock") {
+            return Err(Refusal::invalid("`lock` and `locks` are both given"));
+        }
+        let invalid = || Refusal::invalid("`locks` is not an array of strings");
+        let names =
+            given.as_array().ok_or_else(invalid)?.iter().map(|name| name.as_str().ok_or_else(invalid));
+        let names = names.map(|name| Ok(LockName::new(name?).map_err(leasehold::Error::from)?));
+        Ok(Locks::in_order(names.collect::<Result<_, Refusal>>()?)?)
     }
 
     /// Takes the field `ticket`. It is required.

@@ -159,7 +159,7 @@ async fn wait_free(
     let on_wait = |held: &HolderInfo| {
         *last.lock().unwrap_or_else(PoisonError::into_inner) = Some(held.clone());
         if report {
-            see(held);
+            see(&lock, held);
         }
     };
     let mut free = pin!(reports.during(locker.wait_free(&lock, &on_wait)));

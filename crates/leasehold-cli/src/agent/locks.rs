@@ -3,22 +3,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
+use futures_util::{FutureExt as _, TryFutureExt as _};
 use leasehold::lease::Ttl;
-use leasehold::{Due, Guard, HolderInfo, Lock, LockName, Locker, OncePer, Semaphore};
+use leasehold::{Due, Guard, Lock, LockName, Locker, OncePer, Semaphore};
 
 use super::fields::{Fields, missing};
 use super::message::Answer;
 use super::refusal::Refusal;
 use super::session::{HoldPlace, Reply, Session, Work};
 use super::waiting;
-use crate::mode::{Mode, WaitPolicy};
+use crate::mode::{Mode, WaitPolicy, acquire_all};
 
 /// An acquisition that the host requests.
 #[derive(Debug)]
 struct AcquireRequest {
     store: Option<String>,
-    lock: LockName,
+    /// At least one name, in the order of acquisition.
+    locks: Vec<LockName>,
     kind: Kind,
     policy: WaitPolicy,
     settings: LockSettings,
@@ -54,13 +55,16 @@ pub(super) fn acquire(
     let place = session.hold_place()?;
     let request = AcquireRequest {
         store: fields.text("store")?,
-        lock: fields.lock()?,
+        locks: if operation == "once" { vec![fields.lock()?] } else { fields.locks()? },
         kind: kind(operation, &mut fields)?,
         policy: policy(operation, &mut fields)?,
         settings: LockSettings::read(&mut fields)?,
         report_waiting: fields.flag("report_waiting")?,
     };
     fields.finish(operation)?;
+    if request.locks.len() > 1 && !matches!(request.kind, Kind::Mode(Mode::Lock)) {
+        return Err(Refusal::invalid("several locks have no `mode` but `lock`"));
+    }
     Ok(request.acquire(session, id, place).boxed())
 }
 
@@ -131,17 +135,23 @@ impl LockSettings {
 
 impl AcquireRequest {
     async fn acquire(self, session: Arc<Session>, id: u64, place: HoldPlace) -> Result<Reply, Refusal> {
-        let Self { store, lock, kind, policy, settings, report_waiting } = self;
+        let Self { store, locks, kind, policy, settings, report_waiting } = self;
         let locker = session.stores.open_within(store, settings.store_timeout).await?;
-        let lock = settings.apply(locker.lock(lock.as_str()));
-        let due = match report_waiting {
-            false => acquired(lock, kind, policy).await?,
-            true => {
-                let (seen, reports) = waiting::reports(id, &session.outbox);
-                let lock = lock.on_wait(move |held: &HolderInfo| seen(held));
-                reports.during(acquired(lock, kind, policy)).await?
+        let Some((first, others)) = locks.split_first() else { return Err(missing("lock")) };
+        let mut lock = settings.apply(locker.lock(first.as_str()));
+        let (seen, reports) = waiting::reports(id, &session.outbox);
+        let acquisition = if others.is_empty() {
+            if report_waiting {
+                let name = first.clone();
+                lock = lock.on_wait(move |held| seen(&name, held));
             }
+            acquired(lock, kind, policy).boxed()
+        } else {
+            let locks = lock.and(others.iter().map(LockName::as_str));
+            let locks = if report_waiting { locks.on_wait_for(seen) } else { locks };
+            acquire_all(locks, policy).map_ok(Due::Now).boxed()
         };
+        let due = if report_waiting { reports.during(acquisition).await? } else { acquisition.await? };
         match due {
             Due::AlreadyRan(ran) => Ok(Reply::Answer(Answer::already_ran(ran))),
             Due::Now(guard) => with_host(&session, &locker, guard, place).await,

@@ -239,8 +239,10 @@ impl Session {
             state.last_hold
         });
         drop(place);
-        let token = guard.token().ok();
-        let mut held = json!({ "hold": number, "lock": guard.name(), "token": token });
+        let (token, tokens) = (guard.token().ok(), guard.tokens().ok());
+        let locks: Vec<_> = guard.names().collect();
+        let mut held =
+            json!({ "hold": number, "lock": guard.name(), "token": token, "locks": locks, "tokens": tokens });
         if let Some(limit) = guard.limit() {
             held["limit_us"] = (limit.start().wall_us() + micros(limit.span())).into();
         }

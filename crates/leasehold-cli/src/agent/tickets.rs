@@ -36,7 +36,7 @@ async fn ticket(session: Arc<Session>, hold: u64) -> Result<Reply, Refusal> {
     let guard = session.take_guard(hold).await?;
     let guard = guard.ok_or_else(|| Refusal::new("lost", format!("hold {hold} has ended")))?;
     let ticket = guard.into_ticket().await?;
-    let fields = json!({ "ticket": ticket.to_string(), "token": ticket.token() });
+    let fields = json!({ "ticket": ticket.to_string(), "token": ticket.token(), "tokens": ticket.tokens() });
     Ok(Reply::Answer(Answer::new("ticket", fields)))
 }
 

@@ -1,7 +1,7 @@
 //! Reports to the host about the holder of the lock that it waits for.
 
-use leasehold::HolderInfo;
 use leasehold::view::HolderView;
+use leasehold::{HolderInfo, LockName};
 use serde_json::json;
 use tokio::sync::watch;
 
@@ -12,14 +12,17 @@ use super::pipe::Outbox;
 pub(super) struct Reports {
     id: u64,
     outbox: Outbox,
-    seen: watch::Receiver<Option<HolderInfo>>,
+    seen: watch::Receiver<Option<(LockName, HolderInfo)>>,
 }
 
 /// Returns a callback for the holders that a waiting acquisition sees, and the reports about them for the request `id`.
 /// If the host does not read, only the latest holder is kept.
-pub(super) fn reports(id: u64, outbox: &Outbox) -> (impl Fn(&HolderInfo) + Send + Sync + use<>, Reports) {
+pub(super) fn reports(
+    id: u64,
+    outbox: &Outbox,
+) -> (impl Fn(&LockName, &HolderInfo) + Send + Sync + use<>, Reports) {
     let (see, seen) = watch::channel(None);
-    let see = move |held: &HolderInfo| drop(see.send(Some(held.clone())));
+    let see = move |name: &LockName, held: &HolderInfo| drop(see.send(Some((name.clone(), held.clone()))));
     (see, Reports { id, outbox: outbox.clone(), seen })
 }
 
@@ -32,9 +35,9 @@ impl Reports {
                 biased;
                 output = &mut work => return output,
                 place = next(&mut self.seen, &self.outbox) => {
-                    let held = self.seen.borrow_and_update().clone();
-                    let held = held.as_ref().map(HolderView::of);
-                    place.send(Answer::new("waiting", json!({ "held_by": held })).to(self.id));
+                    let Some((lock, held)) = self.seen.borrow_and_update().clone() else { continue };
+                    let report = json!({ "lock": lock, "held_by": HolderView::of(&held) });
+                    place.send(Answer::new("waiting", report).to(self.id));
                 }
             }
         }
@@ -44,7 +47,7 @@ impl Reports {
 /// Completes when there is a new holder to report and a place in the queue. Never completes if there will be no more
 /// holders.
 async fn next<'a>(
-    seen: &mut watch::Receiver<Option<HolderInfo>>,
+    seen: &mut watch::Receiver<Option<(LockName, HolderInfo)>>,
     outbox: &'a Outbox,
 ) -> super::pipe::Place<'a> {
     if seen.changed().await.is_err() {

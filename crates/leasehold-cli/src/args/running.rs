@@ -30,8 +30,13 @@ is lost. Without --cgroup, it cannot stop processes of other users (sudo) either
 daemons that cleared their environment. Let the resource check the token in these cases. --cgroup needs Linux, cgroup \
 v2 and permission to create a cgroup below the current one, and takes about ten milliseconds.
 
-The environment of the command contains LEASEHOLD_LOCK, LEASEHOLD_TOKEN, LEASEHOLD_STORE and, with --permits, \
-LEASEHOLD_PERMIT (the number of the permit).
+The environment of the command contains LEASEHOLD_LOCK, LEASEHOLD_TOKEN, LEASEHOLD_TOKENS, LEASEHOLD_STORE and, with \
+--permits, LEASEHOLD_PERMIT (the number of the permit).
+
+With several LOCKs (at most 64), leasehold acquires them in the order of the bytes of their names, so that runs with \
+locks in common never wait for each other for ever. While it waits for one, it holds those before it; with --try, and \
+when --wait is over, it releases them. If one lock is lost, all are lost. LEASEHOLD_LOCK and LEASEHOLD_TOKEN are then \
+unset: LEASEHOLD_TOKENS has the token of each lock, as JSON. --max-hold counts from the grant of the first lock.
 
 With --permits N, LOCK is a semaphore with N permits: the locks LOCK/permit-1 to LOCK/permit-N. All processes must \
 use the same N. If they differ, LOCK has up to as many holders as the largest N. Without --permits, leasehold acquires \
@@ -52,6 +57,7 @@ Examples:
   leasehold run deploy/prod -- make deploy
   leasehold run nightly -q --try -E 0 -- ./report.sh    # from cron, on many machines
   leasehold run sync --max-hold 2h -- ./sync    # a job that hangs is killed
+  leasehold run deploy/eu deploy/us -- ./release    # holds both, or waits
   leasehold run migrate --wait 10m --report out.json -- ./migrate
   leasehold run render --permits 3 -- ./render.sh    # at most three at a time
   leasehold run index --shared -- ./search           # together with other readers
@@ -61,9 +67,9 @@ Examples:
   LEASEHOLD_TICKET=$ticket leasehold run --ticket --release -- ./step-3"
 )]
 pub(crate) struct RunArgs {
-    /// Name of the lock, for example deploy/prod
+    /// Name of the lock, for example deploy/prod; with several names, hold all of them or none
     #[arg(value_name = "LOCK", required_unless_present = "ticket", add = ArgValueCompleter::new(lock_names))]
-    pub(crate) lock: Option<OsString>,
+    pub(crate) locks: Vec<OsString>,
     /// Run under the lock of this ticket and keep the ticket valid; - reads it from stdin [default: $LEASEHOLD_TICKET]
     #[arg(
         long,
@@ -71,11 +77,11 @@ pub(crate) struct RunArgs {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = IN_VARIABLE,
-        conflicts_with_all = ["lock", "try_once", "wait", "barge", "conflict_exit_code", "store_timeout", "HolderArgs", "permits", "shared", "exclusive", "ttl", "max_hold"],
+        conflicts_with_all = ["locks", "try_once", "wait", "barge", "conflict_exit_code", "store_timeout", "HolderArgs", "permits", "shared", "exclusive", "ttl", "max_hold"],
     )]
     pub(crate) ticket: Option<OsString>,
     /// Release the lock of the ticket when the command has ended
-    #[arg(long, conflicts_with = "lock")]
+    #[arg(long, conflicts_with = "locks")]
     pub(crate) release: bool,
     #[command(flatten)]
     pub(crate) mode: ModeArgs,

@@ -14,6 +14,7 @@ use crate::context::{self, Context, Note};
 use crate::exit::{Exit, Failure};
 use crate::job::{Completion, Job, Session};
 use crate::leader_page::LeaderListener;
+use crate::names::lock_name;
 use crate::output::{human, json, print_unless_closed};
 use crate::signals::interrupted;
 
@@ -26,7 +27,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(30);
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 pub(super) async fn elect(context: &Context, args: ElectArgs) -> Result<Exit, Failure> {
-    let name = context::lock_name(&args.name)?;
+    let name = lock_name(&args.name)?;
     #[cfg(feature = "serve")]
     let listener =
         args.http.map(|address| crate::leader_page::listen(address, &context.output)).transpose()?;
@@ -39,10 +40,16 @@ pub(super) async fn elect(context: &Context, args: ElectArgs) -> Result<Exit, Fa
     let on_exit = context.settings.pick(args.on_exit, "on-exit", |text| OnExit::from_str(text, false))?;
     let note = Note::of(&args.command);
     let claim = ClaimArgs { holder: args.holder, timeout: args.timeout, ..ClaimArgs::default() };
-    let request =
-        Request::new(&context.settings, name, &claim, args.command.lease(), note, ("elect", " -- ..."))?
-            .wait_forever();
-    let job = Job::new(context, args.command, &request.name, (request.ttl, request.max_hold))?;
+    let request = Request::new(
+        &context.settings,
+        name.clone().into(),
+        &claim,
+        args.command.lease(),
+        note,
+        ("elect", " -- ..."),
+    )?
+    .wait_forever();
+    let job = Job::new(context, args.command, &request.names, (request.ttl, request.max_hold))?;
     let on_exit = on_exit.unwrap_or_default();
     let candidate = Candidate { context, request, value, on_exit, once: args.once };
     job.with_report(context, async |job: &mut Job| candidate.run(job, listener).await).await
@@ -62,7 +69,7 @@ impl Candidate<'_> {
     async fn run(&self, job: &mut Job, listener: Option<LeaderListener>) -> Result<Exit, Failure> {
         let mut session = job.open(self.context, self.request.opening_limit()).await?;
         // If the store is unreachable, fail now instead of retrying forever, so that the user notices.
-        let election = session.locker.election(self.request.name.as_str());
+        let election = session.locker.election(self.request.names.first().as_str());
         session.signals.unless_interrupted(async { Ok(election.leader().await?) }).await?;
         let page = listener.map(|listener| listener.serve(session.clock.clone(), self.request.ttl));
         if let Some(page) = page.clone() {

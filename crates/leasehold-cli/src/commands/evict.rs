@@ -6,12 +6,13 @@ use serde_json::Value;
 use crate::args::EvictArgs;
 use crate::context::{self, Context};
 use crate::exit::{Failure, NEGATIVE};
+use crate::names::lock_name;
 use crate::output::json::object;
 use crate::output::print;
 use crate::shell;
 
 pub(super) async fn evict(context: &Context, args: EvictArgs) -> Result<u8, Failure> {
-    let name = context::lock_name(&args.lock.lock)?;
+    let name = lock_name(&args.lock.lock)?;
     let token = Token::try_from(args.token).map_err(Failure::bad_argument)?;
     let store = context.store()?;
     let locker = context::open(&store).await?;

@@ -140,6 +140,8 @@ The configuration file is $XDG_CONFIG_HOME/leasehold/config.toml (~/.config/leas
   LEASEHOLD_LOCK    name of the lock
   LEASEHOLD_TOKEN   fencing token (elect: the term). Send it with every write, and let the resource reject lower tokens.
                     Not set if the protocol of the store has no tokens
+  LEASEHOLD_TOKENS  fencing token of each lock, by its name, as JSON: {\"deploy/eu\":17,\"deploy/us\":4}. With several
+                    locks, LEASEHOLD_LOCK and LEASEHOLD_TOKEN are not set. null for a store without tokens
   LEASEHOLD_PERMIT  with --permits: number of the permit. LEASEHOLD_LOCK and LEASEHOLD_TOKEN then belong to this permit
   LEASEHOLD_STORE   URL of the store. If the URL contains a password: unchanged if leasehold took the store from this
                     variable or from config.toml; the alias; or the URL with *** for the password. Then

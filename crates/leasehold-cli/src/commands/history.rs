@@ -5,10 +5,11 @@ use leasehold::Error;
 use crate::args::LockArgs;
 use crate::context::{self, Context};
 use crate::exit::Failure;
+use crate::names::lock_name;
 use crate::output::{human, json, print};
 
 pub(super) async fn history(context: &Context, args: LockArgs) -> Result<u8, Failure> {
-    let name = context::lock_name(&args.lock)?;
+    let name = lock_name(&args.lock)?;
     let locker = context::open(&context.store()?).await?;
     let capabilities = locker.capabilities();
     if !capabilities.history {

@@ -7,19 +7,21 @@ use leasehold::{Due, OncePer};
 use crate::acquisition::Request;
 use crate::args::{OnceArgs, duration};
 use crate::config::Settings;
-use crate::context::{self, Context, Note};
+use crate::context::{Context, Note};
 use crate::exit::{Exit, Failure};
 use crate::job::{Completion, Job};
+use crate::names::lock_name;
 use crate::output::human;
 
 pub(super) async fn once(context: &Context, args: OnceArgs) -> Result<Exit, Failure> {
-    let name = context::lock_name(&args.lock.lock)?;
+    let name = lock_name(&args.lock.lock)?;
     let period = period(&context.settings, args.per)?;
     let count_failures = Settings::switch(args.count_failures, "count-failures")?;
     let note = Note::of(&args.command);
     let words = ("once", " --per ... -- ...");
-    let request = Request::new(&context.settings, name, &args.claim, args.command.lease(), note, words)?;
-    let job = Job::new(context, args.command, &request.name, (request.ttl, request.max_hold))?;
+    let request =
+        Request::new(&context.settings, name.clone().into(), &args.claim, args.command.lease(), note, words)?;
+    let job = Job::new(context, args.command, &request.names, (request.ttl, request.max_hold))?;
     let work = async |job: &mut Job| {
         let mut session = job.open_prepared(context, request.opening_limit()).await?;
         match job.acquire_if_due(context, &request, period, &mut session).await? {
@@ -27,7 +29,7 @@ pub(super) async fn once(context: &Context, args: OnceArgs) -> Result<Exit, Fail
                 let completion = Completion::Cooldown { period, count_failures };
                 job.run_under(context, &mut session, guard, completion).await
             }
-            Due::AlreadyRan(ran) => Ok(job.already_ran(context, &request.name, ran).into()),
+            Due::AlreadyRan(ran) => Ok(job.already_ran(context, &name, ran).into()),
         }
     };
     job.with_report(context, work).await

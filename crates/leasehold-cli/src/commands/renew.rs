@@ -7,7 +7,8 @@ use super::ticket::open;
 use crate::args::TicketArgs;
 use crate::context::Context;
 use crate::exit::Failure;
-use crate::output::json::object;
+use crate::names::Names;
+use crate::output::json::{insert_tokens, object};
 use crate::output::{human, print};
 
 pub(super) async fn renew(context: &Context, args: TicketArgs) -> Result<u8, Failure> {
@@ -16,12 +17,12 @@ pub(super) async fn renew(context: &Context, args: TicketArgs) -> Result<u8, Fai
     if context.output.json {
         let mut document = object("renewed", ticket.name());
         if locker.capabilities().tokens {
-            document.insert("token".into(), ticket.token().get().into());
+            insert_tokens(&mut document, &ticket);
         }
         document.insert("remaining_ms".into(), ms(remaining).into());
         print(&format!("{}\n", Value::Object(document)))?;
     } else if !context.output.quiet {
-        print(&format!("renewed {}, held for another {}\n", ticket.name(), human::span(remaining)))?;
+        print(&format!("renewed {}, held for another {}\n", Names::of(&ticket), human::span(remaining)))?;
     }
     Ok(0)
 }

@@ -1,26 +1,27 @@
-//! `leasehold run LOCK -- CMD...`: runs CMD while holding LOCK. With `--ticket`, LOCK stays held by the ticket.
+//! `leasehold run LOCK... -- CMD...`: runs CMD while holding all of the locks. With `--ticket`, they stay held by the
+//! ticket.
 
 use std::ffi::OsString;
 
 use super::ticket;
 use crate::acquisition::Request;
 use crate::args::{CommandArgs, IN_VARIABLE, RunArgs};
-use crate::context::{self, Context, Note};
+use crate::context::{Context, Note};
 use crate::exit::{Exit, Failure};
 use crate::job::{Completion, Job};
+use crate::names::Names;
 
 pub(super) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Failure> {
     if let Some(given) = args.ticket {
         let completion = if args.release { Completion::Release } else { Completion::KeepHeld };
         return by_ticket(context, given, args.command, completion).await;
     }
-    let lock = args.lock.ok_or_else(|| Failure::usage("no lock name given"))?;
-    let name = context::lock_name(&lock)?;
+    let names = Names::parse(&args.locks)?;
     let note = Note::of(&args.command);
     let words = ("run", " -- ...");
-    let request = Request::new(&context.settings, name, &args.claim, args.command.lease(), note, words)?
-        .mode(args.mode.mode());
-    let job = Job::new(context, args.command, &request.name, (request.ttl, request.max_hold))?;
+    let request = Request::new(&context.settings, names, &args.claim, args.command.lease(), note, words)?
+        .mode(args.mode.mode())?;
+    let job = Job::new(context, args.command, &request.names, (request.ttl, request.max_hold))?;
     let work = async |job: &mut Job| {
         let mut session = job.open_prepared(context, request.opening_limit()).await?;
         let guard = job.acquire(context, &request, &mut session).await?;
@@ -36,7 +37,7 @@ async fn by_ticket(
     completion: Completion,
 ) -> Result<Exit, Failure> {
     let (ticket, store) = ticket::read(context, Some(given).filter(|given| given != IN_VARIABLE))?;
-    let job = Job::on(context, store, command, ticket.name(), (ticket.ttl(), ticket.max_hold()))?;
+    let job = Job::on(context, store, command, &Names::of(&ticket), (ticket.ttl(), ticket.max_hold()))?;
     let work = async |job: &mut Job| {
         let mut session = job.open_prepared(context, None).await?;
         let guard = job.resume(&ticket, &mut session).await?;

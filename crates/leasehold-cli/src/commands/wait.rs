@@ -10,12 +10,13 @@ use crate::acquisition::opening_limit;
 use crate::args::{WaitArgs, duration};
 use crate::context::{self, Context};
 use crate::exit::{FAILED, Failure, TIMED_OUT};
+use crate::names::lock_name;
 use crate::output::{human, json, print};
 use crate::shell;
 use crate::wait_progress::WaitProgress;
 
 pub(super) async fn wait(context: &Context, args: WaitArgs) -> Result<u8, Failure> {
-    let name = context::lock_name(&args.lock.lock)?;
+    let name = lock_name(&args.lock.lock)?;
     let given = context.settings.pick(args.wait, "wait", duration)?;
     // No request takes no time, so a limit of zero means one look at the lock.
     let looks_once = given == Some(Duration::ZERO);

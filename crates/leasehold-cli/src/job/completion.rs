@@ -63,7 +63,7 @@ impl Job {
         session: &mut Session,
         ending: Ending,
     ) -> Option<Error> {
-        let name = guard.name().clone();
+        let (name, shown) = (guard.name().clone(), self.report.lock.clone());
         let locker = session.locker.clone();
         // At its limit, the hold is almost over, but its lease is not.
         let left = if ending == Ending::AtLimit { RELEASE_AT_LIMIT } else { guard.remaining() };
@@ -77,7 +77,7 @@ impl Job {
         };
         let is_renewal = ending == Ending::Renewal;
         let has_cooldown = matches!(ending, Ending::Cooldown(_));
-        let what = format!("the {} of {name}", if is_renewal { "renewal" } else { "release" });
+        let what = format!("the {} of {shown}", if is_renewal { "renewal" } else { "release" });
         let notice = |passed| {
             // Only a cooldown is tried until the lease ends. The store limits the other requests.
             let left = has_cooldown.then(|| left.saturating_sub(passed));
@@ -90,7 +90,7 @@ impl Job {
             Ok(Released::Released) => true,
             Ok(Released::AlreadyLost) => {
                 // Another process ended the grant after the last renewal, while the command ran.
-                let message = format!("lock `{name}` was lost before the command ended");
+                let message = format!("lock `{shown}` was lost before the command ended");
                 loss.get_or_insert_with(|| Error::new(ErrorKind::Lost, message));
                 false
             }

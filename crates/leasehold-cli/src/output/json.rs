@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::view::{HolderView, LockView, ms};
-use leasehold::{HolderInfo, Leader, LockName, Status};
+use leasehold::{HolderInfo, Leader, LockName, Status, Ticket};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -16,10 +16,22 @@ pub(crate) fn error(failure: &Failure) -> Value {
 }
 
 /// Returns `{"type":"waiting","lock","held_by"}`
-pub(crate) fn waiting(name: &LockName, held: &HolderInfo) -> Value {
+pub(crate) fn waiting(name: &LockName, held: &HolderInfo, holding: &[&LockName]) -> Value {
     let mut object = object("waiting", name);
     object.insert("held_by".into(), json!(HolderView::of(held)));
+    if !holding.is_empty() {
+        object.insert("holding".into(), json!(holding));
+    }
     Value::Object(object)
+}
+
+/// Inserts the tokens of `ticket`. `token` is missing if there are several.
+pub(crate) fn insert_tokens(document: &mut Map<String, Value>, ticket: &Ticket) {
+    let tokens = ticket.tokens();
+    if let [token] = tokens.values().collect::<Vec<_>>()[..] {
+        document.insert("token".into(), json!(token));
+    }
+    document.insert("tokens".into(), json!(tokens));
 }
 
 /// Returns `{"type":"unanswered","lock","for_ms","trying_for_ms"}`, without `trying_for_ms` if there is no limit

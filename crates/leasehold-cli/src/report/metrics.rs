@@ -4,7 +4,6 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use leasehold::LockName;
 use leasehold::clock::{Clock as _, SystemClock};
 
 use super::{Kind, Report, check, replace};
@@ -19,12 +18,12 @@ const SUCCESS: &str = "leasehold_last_success_timestamp_seconds";
 pub(crate) struct MetricsFile {
     file: PathBuf,
     /// The lock as named on the command line. The name of a permit differs from run to run.
-    lock: LockName,
+    lock: String,
 }
 
 impl MetricsFile {
     /// Checks that the metrics can be written.
-    pub(crate) fn new(file: PathBuf, lock: LockName) -> Result<Self, Failure> {
+    pub(crate) fn new(file: PathBuf, lock: String) -> Result<Self, Failure> {
         check(&file, &METRICS)?;
         Ok(Self { file, lock })
     }
@@ -39,7 +38,7 @@ impl MetricsFile {
 
     fn label(&self) -> String {
         // A lock's name has no control characters.
-        self.lock.as_str().replace('\\', "\\\\").replace('"', "\\\"")
+        self.lock.replace('\\', "\\\\").replace('"', "\\\"")
     }
 
     fn last_success(&self) -> Option<String> {
@@ -100,7 +99,7 @@ mod tests {
     fn the_last_success_stays_after_a_failure() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("nightly.prom");
-        let name = LockName::new("a\"b\\c").unwrap();
+        let name = "a\"b\\c".to_owned();
         let metrics = MetricsFile::new(path.clone(), name).unwrap();
         let report = |outcome: &str, exit_code| Report {
             outcome: outcome.to_owned(),

@@ -414,3 +414,37 @@ fn the_agent_leaves_no_process_behind() {
     drop(agent);
     assert!(!is_alive(&pid));
 }
+
+#[test]
+fn the_agent_holds_several_locks_together() {
+    let sandbox = Sandbox::new();
+    let mut agent = Agent::greeted(&sandbox);
+    let held = agent.ask(json!({ "op": "acquire", "locks": ["b", "a"] }));
+    assert_eq!((&held["ev"], &held["lock"], &held["token"]), (&json!("held"), &json!("a"), &Value::Null));
+    assert_eq!(held["locks"], json!(["a", "b"]));
+    for lock in ["a", "b"] {
+        let status = agent.ask(json!({ "op": "status", "lock": lock }));
+        assert_eq!(held["tokens"][lock], status["token"], "{held}");
+        assert_eq!(agent.ask(json!({ "op": "try", "lock": lock }))["kind"], "held");
+    }
+    let refused = agent.ask(json!({ "op": "try", "locks": ["b", "c"] }));
+    assert!(refused["message"].as_str().unwrap().contains("`b` is held"), "{refused}");
+    assert_eq!(agent.ask(json!({ "op": "status", "lock": "c" }))["state"], "free");
+    let ticket = agent.ask(json!({ "op": "ticket", "hold": held["hold"] }));
+    assert_eq!(ticket["tokens"], held["tokens"]);
+    let released = agent.ask(json!({ "op": "release_ticket", "ticket": ticket["ticket"] }));
+    assert_eq!(released["was_held"], true);
+    for wrong in [
+        json!({ "op": "acquire", "lock": "a", "locks": ["b"] }),
+        json!({ "op": "acquire", "locks": "a" }),
+        json!({ "op": "acquire", "locks": [] }),
+        json!({ "op": "acquire", "locks": ["a", 7] }),
+        json!({ "op": "acquire", "locks": ["a", "a"] }),
+        json!({ "op": "acquire", "locks": ["a", "b"], "mode": "shared" }),
+        json!({ "op": "once", "locks": ["a", "b"], "period_ms": 1_000 }),
+    ] {
+        assert_eq!(agent.ask(wrong.clone())["kind"], "invalid", "{wrong}");
+    }
+    let one = agent.ask(json!({ "op": "acquire", "locks": ["a"] }));
+    assert_eq!(one["tokens"]["a"], one["token"]);
+}

@@ -13,6 +13,7 @@ mod once;
 mod processes;
 mod run;
 mod settings;
+mod several;
 mod signals;
 mod terminal;
 mod tickets;

@@ -47,6 +47,7 @@ const TESTED_ELSEWHERE: &[&str] = &[recipes::FILE];
 guides! {
     cron: "cron.md",
     jobs_that_hang: "jobs-that-hang.md",
+    several_locks: "several-locks.md",
     deploy_lock_in_ci: "deploy-lock-in-ci.md",
     leader_election: "leader-election.md",
     one_writer_per_json: "one-writer-per-json.md",

@@ -4,8 +4,10 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Answer, Server, bearer, key_of};
 use crate::support::Sandbox;
@@ -47,6 +49,31 @@ pub(super) fn guarded(sandbox: &Sandbox, arguments: &str) -> Server {
     let rules: [(&str, &str, &[&str]); 2] =
         [("ci", "ci/", &["read", "acquire"]), ("ops", "", &["read", "evict"])];
     with_access(sandbox, &tokens, &rules, arguments)
+}
+
+#[test]
+fn a_ticket_of_several_locks_needs_the_right_for_each() {
+    let sandbox = Sandbox::new();
+    let server = guarded(&sandbox, "");
+    let ci = bearer("token-of-ci");
+    let post = |path: &str, body: &Value| {
+        server.post(path, &[("Authorization", &*ci), ("Idempotency-Key", &*key_of("a"))], body)
+    };
+    post("/v1/holds", &json!({ "locks": ["ci/x", "prod"] })).problem(403, "forbidden");
+    let held = post("/v1/holds", &json!({ "locks": ["ci/x", "ci/y"] })).expect(201);
+    post("/v1/holds/renew", &json!({ "ticket": held.ticket() })).expect(200);
+    let stolen = sandbox.run("acquire prod").expect(0).stdout;
+    let fields = |ticket: &str| -> Value {
+        let json = URL_SAFE_NO_PAD.decode(ticket.trim().strip_prefix("lh2_").unwrap()).unwrap();
+        serde_json::from_slice(&json).unwrap()
+    };
+    let (mut forged, part) = (fields(&held.ticket()), fields(&stolen));
+    forged["parts"] = json!([{ "lock": "prod", "secret": part["secret"], "token": part["token"] }]);
+    let forged = format!("lh2_{}", URL_SAFE_NO_PAD.encode(forged.to_string()));
+    for path in ["/v1/holds/renew", "/v1/holds/release", "/v1/holds/check"] {
+        post(path, &json!({ "ticket": forged })).problem(403, "forbidden");
+    }
+    sandbox.run("run -n prod -- true").expect(123);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::net::Shutdown;
 
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Answer, Server, key_of};
 use crate::support::{Sandbox, wait_until};
@@ -114,6 +114,45 @@ fn permits_and_readers_are_held_by_tickets_too() {
     reader("a").expect(201);
     reader("b").expect(201);
     sandbox.run("run -n --exclusive index -- true").expect(123);
+}
+
+#[test]
+fn one_ticket_holds_several_locks() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "");
+    let several = |key: &str, names: Value| server.acquire_with(key, &json!({ "locks": names }));
+    let held = several("a", json!(["b", "a"])).expect(201);
+    assert_eq!((&held.body["lock"], &held.body["token"]), (&"a".into(), &Value::Null));
+    for name in ["a", "b"] {
+        assert_eq!(held.body["tokens"][name], server.state(name)["token"]);
+    }
+    let refused = several("b", json!(["b", "c"])).problem(423, "held");
+    assert!(refused.body["detail"].as_str().unwrap().contains("`b` is held"), "{refused:?}");
+    assert_eq!(server.state("c")["state"], "free");
+    let renewed = server.renew(&held.ticket()).expect(200);
+    assert_eq!(renewed.body["tokens"], held.body["tokens"]);
+    let check = || server.post("/v1/holds/check", &[], &json!({ "ticket": held.ticket() }));
+    check().expect(200);
+    let token = held.body["tokens"]["b"].as_u64().unwrap();
+    sandbox.run(&format!("evict b --token {token}")).expect(0);
+    let lost = check().problem(410, "lost");
+    assert!(lost.body["detail"].as_str().unwrap().contains("`b`"), "{lost:?}");
+    server.renew(&held.ticket()).problem(410, "lost");
+    assert_eq!(server.state("a")["state"], "free", "the loss of one is the loss of all");
+    let held = several("c", json!(["b", "a"])).expect(201);
+    server.release(&held.ticket()).expect(200);
+    assert_eq!((&server.state("a")["state"], &server.state("b")["state"]), (&"free".into(), &"free".into()));
+    for body in [
+        json!({ "lock": "a", "locks": ["b"] }),
+        json!({ "locks": ["a", "a"] }),
+        json!({ "locks": ["a", "b"], "shared": true }),
+        json!({ "locks": ["a", "b"], "permits": 2 }),
+        json!({ "locks": ["a", "b"], "claim": "0123456789abcdef0123456789abcdef" }),
+        json!({ "locks": [] }),
+        json!({ "locks": ["a", "b//c"] }),
+    ] {
+        server.acquire_with("d", &body).problem(400, "invalid");
+    }
 }
 
 #[test]

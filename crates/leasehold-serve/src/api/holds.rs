@@ -3,6 +3,7 @@
 pub(crate) mod acquire;
 mod bodies;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -78,7 +79,7 @@ pub(crate) async fn renew_one(app: &App, arrival: &Arrival, text: &str) -> Resul
 
 /// Renews a hold. Also returns which fraction of the ttl was left when the store responded.
 async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<(Renewed, f64), Problem> {
-    let presented = Presented::parse(app, arrival, text).await?;
+    let presented = Presented::parse(app, arrival, text, false).await?;
     let ticket = &presented.ticket;
     let held = match app.locker.renew(ticket).await {
         Ok(held) => held,
@@ -90,7 +91,8 @@ async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<(Renewed, f
     let slack = held.deadline().remaining(now).as_secs_f64() / ticket.ttl().as_secs_f64();
     let renewed = Renewed {
         lock: ticket.name().to_string(),
-        token: token(app, ticket),
+        token: token(app, ticket).filter(|_| ticket.tokens().len() == 1),
+        tokens: tokens(app, ticket),
         valid_ms: ms(arrival.valid(held.deadline(), now)),
         ttl_ms: ms(ticket.ttl()),
     };
@@ -121,7 +123,7 @@ pub(crate) async fn release_one(
     at_limit: bool,
 ) -> Result<ReleasedAnswer, Problem> {
     let cooldown = cooldown.map(|cooldown| duration("cooldown", cooldown, MAX_COOLDOWN)).transpose()?;
-    let presented = Presented::parse(app, arrival, text).await?;
+    let presented = Presented::parse(app, arrival, text, true).await?;
     let ticket = &presented.ticket;
     if presented.fate == Some(Fate::Released) {
         return Ok(ReleasedAnswer { lock: ticket.name().to_string(), released: true, before: true });
@@ -134,16 +136,20 @@ pub(crate) async fn release_one(
     let before = match released {
         Ok(Released::Released) => false,
         Ok(Released::AlreadyLost) if presented.was_released().await? => true,
-        Ok(Released::AlreadyLost) => return Err(presented.lost(&LossReason::Ended).await),
+        Ok(Released::AlreadyLost) => {
+            let loss = Loss::new(ticket.name().clone(), ticket.token(), LossReason::Ended);
+            return Err(presented.lost(&loss).await);
+        }
         Err(error) => return Err(presented.failed(error).await),
     };
     app.grants.record(ticket, Fate::Released);
     if !before {
         presented.not_counted();
-        if at_limit {
+        // A renewal may have reported it.
+        if at_limit && !matches!(presented.fate, Some(Fate::Lost(_))) {
             app.metrics.lost(LossReason::Limit.as_str());
         }
-        report(app, arrival, "released", ticket.name(), token(app, ticket)).await;
+        report_each(app, arrival, "released", ticket).await;
     }
     Ok(ReleasedAnswer { lock: ticket.name().to_string(), released: true, before })
 }
@@ -210,25 +216,31 @@ pub(crate) async fn check(
     Payload(request): Payload<TicketRequest>,
 ) -> Result<Json<Checked>, Problem> {
     let ticket: Ticket = request.ticket.parse()?;
-    arrival.require(Right::Acquire, ticket.name())?;
+    ticket.grants().try_for_each(|(name, _)| arrival.require(Right::Acquire, name))?;
     app.limits.admit(arrival.caller.name(), arrival.at)?;
     app.locker.url().map_or(Ok(()), |url| ticket.check_store(url))?;
-    let status = app.locker.inspect(ticket.name()).await?;
-    let reason = match status.state.held_with(ticket.token()) {
-        Ok(held) => {
-            return Ok(Json(Checked {
-                lock: ticket.name().to_string(),
-                token: token(&app, &ticket),
-                lapses_within_ms: held.lapses_within.map(ms),
-            }));
+    let mut earliest = None::<Duration>;
+    for (name, token) in ticket.grants() {
+        let status = app.locker.inspect(name).await?;
+        let reason = match status.state.held_with(token) {
+            Ok(held) => {
+                earliest = earliest.into_iter().chain(held.lapses_within).min();
+                continue;
+            }
+            Err(reason) => *reason,
+        };
+        let is_known =
+            app.grants.fate(&ticket).is_some() || status.history.iter().any(|past| ticket.is_of(past));
+        if !is_known {
+            return Err(Problem::unknown_grant(name, &reason));
         }
-        Err(reason) => *reason,
-    };
-    let is_known = app.grants.fate(&ticket).is_some() || status.history.iter().any(|past| ticket.is_of(past));
-    if !is_known {
-        return Err(Problem::unknown_grant(ticket.name(), &reason));
+        return Err(Problem::lost(&Loss::new(name.clone(), token, reason)));
     }
-    Err(Problem::lost(&Loss::new(ticket.name().clone(), ticket.token(), reason)))
+    Ok(Json(Checked {
+        lock: ticket.name().to_string(),
+        token: token(&app, &ticket).filter(|_| ticket.tokens().len() == 1),
+        lapses_within_ms: earliest.map(ms),
+    }))
 }
 
 /// A ticket that a request uses. Anyone can write a ticket, so its content counts only when the store has confirmed it.
@@ -244,30 +256,32 @@ struct Presented<'a> {
 impl<'a> Presented<'a> {
     /// Parses the ticket in a request. Fails if the caller may not use it, has sent too many invalid tickets, or was told
     /// that the hold is lost. Then the store is not asked again, so a client that continues to use such a ticket costs
-    /// little.
-    async fn parse(app: &'a App, arrival: &'a Arrival, text: &str) -> Result<Self, Problem> {
+    /// little. A hold that has reached its limit can still be released.
+    async fn parse(app: &'a App, arrival: &'a Arrival, text: &str, releases: bool) -> Result<Self, Problem> {
         let attempt = || app.limits.attempt(arrival.caller.name(), arrival.at);
         let ticket = match text.parse::<Ticket>() {
             Ok(ticket) => ticket,
             Err(error) => return Err(attempt().err().unwrap_or_else(|| error.into())),
         };
-        if let Err(problem) = arrival.require(Right::Acquire, ticket.name()) {
-            attempt()?;
-            app.report_refused(ticket.name(), problem.word(), arrival);
-            return Err(problem);
+        for (name, _) in ticket.grants() {
+            if let Err(problem) = arrival.require(Right::Acquire, name) {
+                attempt()?;
+                app.report_refused(name, problem.word(), arrival);
+                return Err(problem);
+            }
         }
         // A hold that this server has seen is renewed, however many other requests of the caller fail.
         let fate = app.grants.fate(&ticket);
         match &fate {
             None => patiently(app, arrival).await?,
-            Some(Fate::Lost(reason)) => {
+            Some(Fate::Lost(reason)) if !(releases && matches!(**reason, LossReason::Limit)) => {
                 return Err(Problem::lost(&Loss::new(
                     ticket.name().clone(),
                     ticket.token(),
                     (**reason).clone(),
                 )));
             }
-            Some(Fate::Held | Fate::Released) => {}
+            Some(Fate::Held | Fate::Released | Fate::Lost(_)) => {}
         }
         Ok(Self { app, arrival, ticket, fate })
     }
@@ -282,7 +296,7 @@ impl<'a> Presented<'a> {
     /// Returns the problem for `error`, and reports a loss.
     async fn failed(&self, error: leasehold::Error) -> Problem {
         match error.loss() {
-            Some(loss) => self.lost(&loss.reason).await,
+            Some(loss) => self.lost(loss).await,
             None => {
                 // The failure of the store is not the fault of the caller.
                 if error.kind() != ErrorKind::Invalid {
@@ -294,14 +308,14 @@ impl<'a> Presented<'a> {
     }
 
     /// Returns the problem for the loss of the hold. Reports the loss once, if the server or the store knows the grant.
-    async fn lost(&self, reason: &LossReason) -> Problem {
+    async fn lost(&self, loss: &Loss) -> Problem {
         let Self { app, arrival, ticket, .. } = self;
+        let reason = &loss.reason;
         // If the store does not respond, the ticket counts as one of an unknown grant.
         if self.fate.is_none() && !self.is_past(|_| true).await.unwrap_or_default() {
             app.report_refused(ticket.name(), "unknown-ticket", arrival);
             return Problem::unknown_grant(ticket.name(), reason);
         }
-        let loss = Loss::new(ticket.name().clone(), ticket.token(), reason.clone());
         // Many requests may learn of the loss at the same time.
         let before = app.grants.record(ticket, Fate::Lost(Box::new(reason.clone())));
         if !matches!(before, Some(Fate::Lost(_))) {
@@ -309,7 +323,7 @@ impl<'a> Presented<'a> {
             let (token, reason) = (token(app, ticket), Some(reason.as_str().to_owned()));
             app.report(FeedEvent { token, reason, ..FeedEvent::new("lost", ticket.name()) }, arrival).await;
         }
-        Problem::lost(&loss)
+        Problem::lost(loss)
     }
 
     /// Returns whether an earlier request, whose response was lost, released the hold.
@@ -341,6 +355,20 @@ async fn patiently(app: &App, arrival: &Arrival) -> Result<(), Problem> {
 async fn report(app: &App, arrival: &Arrival, kind: &'static str, name: &LockName, token: Option<u64>) {
     let by = arrival.caller.principal.clone();
     app.report(FeedEvent { token, by, ..FeedEvent::new(kind, name) }, arrival).await;
+}
+
+/// Reports what happened to each lock of `ticket`.
+async fn report_each(app: &App, arrival: &Arrival, kind: &'static str, ticket: &Ticket) {
+    for (name, token) in ticket.tokens() {
+        let token = app.locker.capabilities().tokens.then(|| token.get());
+        report(app, arrival, kind, &name, token).await;
+    }
+}
+
+/// Returns the token of each lock of `ticket`, by its name.
+fn tokens(app: &App, ticket: &Ticket) -> Option<BTreeMap<String, u64>> {
+    let tokens = ticket.tokens().into_iter().map(|(name, token)| (name.to_string(), token.get()));
+    app.locker.capabilities().tokens.then(|| tokens.collect())
 }
 
 fn token(app: &App, ticket: &Ticket) -> Option<u64> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold::clock::{SystemClock, timeout};
-use leasehold::{Error, ErrorKind, Guard, Lock, Released, Token};
+use leasehold::{Error, ErrorKind, Guard, Lock, Released};
 
 /// How to acquire a lock.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +51,10 @@ pub trait Hold: Send + Sync {
 pub struct Leasehold {
     /// The lock.
     pub lock: Lock,
+    /// The name of the lock.
+    pub name: String,
+    /// The names of further locks to hold together with it.
+    pub others: Vec<String>,
     /// Whether the worker checks its guard and passes on its token. A worker that does neither misuses a correct
     /// lock.
     pub checked: bool,
@@ -59,16 +63,29 @@ pub struct Leasehold {
 #[async_trait]
 impl Contender for Leasehold {
     async fn acquire(&self, attempt: Attempt) -> Result<Option<Box<dyn Hold>>, String> {
+        let locks = self.lock.clone().and(&self.others);
+        let alone = self.others.is_empty();
         let guard = match attempt {
-            Attempt::Try => self.lock.try_acquire().await,
-            Attempt::Wait(limit) => self.lock.acquire_within(limit).await,
-            Attempt::Abandon(after) => match timeout(&SystemClock, after, self.lock.acquire()).await {
-                Some(guard) => guard,
-                None => return Ok(None),
-            },
+            Attempt::Try if alone => self.lock.try_acquire().await,
+            Attempt::Try => locks.try_acquire().await,
+            Attempt::Wait(limit) if alone => self.lock.acquire_within(limit).await,
+            Attempt::Wait(limit) => locks.acquire_within(limit).await,
+            Attempt::Abandon(after) => {
+                let acquisition =
+                    async { if alone { self.lock.acquire().await } else { locks.acquire().await } };
+                match timeout(&SystemClock, after, acquisition).await {
+                    Some(guard) => guard,
+                    None => return Ok(None),
+                }
+            }
         };
         match guard {
-            Ok(guard) => Ok(Some(Box::new(GuardHold { guard, checked: self.checked }))),
+            Ok(guard) => {
+                let tokens = guard.tokens().unwrap_or_default();
+                let token = tokens.iter().find(|(name, _)| name.as_str() == self.name);
+                let token = token.map_or(0, |(_, token)| token.get());
+                Ok(Some(Box::new(GuardHold { guard, token, checked: self.checked })))
+            }
             Err(error) if error.kind() == ErrorKind::Held => Ok(None),
             Err(error) => Err(in_full(&error)),
         }
@@ -82,6 +99,8 @@ fn in_full(error: &Error) -> String {
 
 struct GuardHold {
     guard: Guard,
+    /// The token of the lock, 0 if the store has no tokens.
+    token: u64,
     checked: bool,
 }
 
@@ -89,7 +108,7 @@ struct GuardHold {
 impl Hold for GuardHold {
     fn token(&self) -> u64 {
         // A worker that does not check its guard does not pass on its token either.
-        if self.checked { self.guard.token().map_or(0, Token::get) } else { 0 }
+        if self.checked { self.token } else { 0 }
     }
 
     fn check(&self) -> bool {

@@ -182,8 +182,17 @@ impl Worker {
                 let from = self.history.now();
                 match Locker::open(&store).await {
                     Ok(locker) => {
-                        let lock = locker.lock(&lock).ttl(ttl).owner(&who);
-                        return Box::new(Leasehold { lock, checked: kind == Kind::Leasehold });
+                        let (first, last) = (format!("0-{lock}"), format!("{lock}-z"));
+                        // Half of the workers hold one or two more locks together with the lock: one that is acquired
+                        // before it, one after it, or both.
+                        let others = match self.random.u8(..8) {
+                            ..4 => Vec::new(),
+                            4 => vec![last],
+                            5 => vec![first],
+                            _ => vec![last, first],
+                        };
+                        let (name, lock) = (lock.clone(), locker.lock(&lock).ttl(ttl).owner(&who));
+                        return Box::new(Leasehold { lock, name, others, checked: kind == Kind::Leasehold });
                     }
                     Err(error) => {
                         self.history.record("failed", from, json!({ "error": format!("{error:#}") }));

@@ -17,6 +17,8 @@ pub(super) enum Held {
     Shared,
     /// By at most this many holders together.
     Permit(usize),
+    /// Alone, together with other locks.
+    Together,
 }
 
 /// Observes the whole history, which no process in it can do.
@@ -164,6 +166,12 @@ impl Checker {
             }
             Some(_) => {}
         }
+    }
+
+    /// Records that a check of a guard of this many locks has passed.
+    pub(super) fn hold_of(&self, locks: usize) {
+        let mut checked = self.lock();
+        checked.history.most = checked.history.most.max(locks);
     }
 
     /// Records that a task that acquires with `note` is given a guard of `name` with `token`.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use leasehold::clock::{TestClock, timeout};
 use leasehold::env::Env;
-use leasehold::{ErrorKind, Guard, Lock, Locker, Object, Register, Token};
+use leasehold::{ErrorKind, Guard, Lock, Locker, Locks, Object, Register, Token};
 
 use self::process::Shared;
 pub(super) use self::process::run;
@@ -34,6 +34,8 @@ pub(super) struct Client {
     pub(super) random: fastrand::Rng,
     pub(super) ttl: Duration,
     pub(super) acquisitions: u32,
+    /// Whether it acquires all of several locks.
+    pub(super) wants_all: bool,
     /// The limit of the hold of the latest acquisition, and when that hold was known to have begun, in true time.
     limit: Option<(Duration, Duration)>,
     /// The note of the latest acquisition.
@@ -71,6 +73,7 @@ impl Client {
             random,
             ttl: ttl.max(leasehold::lease::Ttl::MIN),
             acquisitions: 0,
+            wants_all: false,
             limit: None,
             note: String::new(),
             resource,
@@ -118,19 +121,28 @@ impl Client {
     /// Returns the lock, with a note that no other acquisition has, or with one that only the tasks of this process
     /// share. With a shared note, they pass the lock on among themselves.
     pub(super) fn lock(&mut self) -> Lock {
+        let max_hold = self.begins();
+        let lock = self.locker.lock(LOCK).ttl(self.ttl).store_timeout(self.ttl).note(&self.note);
+        max_hold.into_iter().fold(lock, Lock::max_hold)
+    }
+
+    /// Does the same for several locks.
+    pub(super) fn several(&mut self, names: Vec<&str>) -> Locks {
+        let max_hold = self.begins();
+        let locks = self.locker.lock_all(names).ttl(self.ttl).store_timeout(self.ttl).note(&self.note);
+        max_hold.into_iter().fold(locks, Locks::max_hold)
+    }
+
+    /// Chooses the note of the next acquisition, and returns its limit.
+    fn begins(&mut self) -> Option<Duration> {
         self.acquisitions += 1;
         self.note = if self.has_company() && self.random.u8(..6) > 0 {
             format!("{:x}", self.seed)
         } else {
             format!("{:x}-{}-{}", self.seed, self.task, self.acquisitions)
         };
-        let lock = self.locker.lock(LOCK).ttl(self.ttl).store_timeout(self.ttl).note(&self.note);
         // Without a random number, so that all other choices stay the same.
-        if self.acquisitions.is_multiple_of(5) && !self.plan().is_quiet() {
-            lock.max_hold(self.ttl)
-        } else {
-            lock
-        }
+        (self.acquisitions.is_multiple_of(5) && !self.plan().is_quiet()).then_some(self.ttl)
     }
 
     async fn acquire_or_give_up(&mut self) -> Option<(Guard, Held)> {
@@ -184,6 +196,13 @@ impl Client {
         let (workload, checker) = (self.plan().workload, &self.world.checker);
         let token = guard.token().map_or(0, Token::get);
         let held = guard.check().is_ok();
+        if held && how == Held::Together {
+            let tokens = guard.tokens().unwrap_or_default();
+            checker.hold_of(tokens.len());
+            for (name, token) in tokens {
+                checker.believed(name.as_str(), token.get(), &self.note, self.world.now());
+            }
+        }
         if held && (how == Held::Alone || workload.is_one_lock()) {
             checker.believed(guard.name().as_str(), token, &self.note, self.world.now());
         }
@@ -197,7 +216,7 @@ impl Client {
         }
         // Only for several locks. For one lock, the checks of tokens are stricter, and after a deletion by hand the lock
         // may have two holders.
-        if held && !workload.is_one_lock() {
+        if held && !workload.is_one_lock() && how != Held::Together {
             checker.together(how);
         }
         // A hold with several locks loses all of them when it loses one. The others may still be renewed for a moment.

@@ -8,9 +8,9 @@ use leasehold::{LockName, Locker, Register as _};
 use tokio::task::JoinSet;
 
 use super::client::{self, Client};
-use super::plan::{Fault, Store};
+use super::plan::{Fault, Store, Workload};
 use super::world::World;
-use super::{LOCK, Plan};
+use super::{LOCK, Plan, SEVERAL};
 
 /// The record of a grant that is more recent is not deleted: tokens may then not rise, as documented.
 const RECENT: Duration = Duration::from_secs(3);
@@ -60,6 +60,10 @@ impl Fate {
             let (deletes, evicts) = (self.random.u8(..6) < 2, self.random.u8(..10) == 0);
             let (throttles, restarts) = (self.random.u8(..20) == 0, self.random.u8(..40) == 0);
             let wait = Duration::from_millis(self.random.u64(200..3_000));
+            let evicted = match self.plan().workload {
+                Workload::Several => SEVERAL[self.random.usize(..SEVERAL.len())],
+                _ => LOCK,
+            };
             let over = self.world.now() > self.plan().faults_until;
             let has = |fault| !over && self.world.plan.has(fault);
             if has(Fault::Throttling) && throttles {
@@ -72,7 +76,7 @@ impl Fate {
                 self.delete().await;
             }
             if has(Fault::Evictions) && evicts {
-                self.evict().await;
+                self.evict(evicted).await;
             }
             if let Some(server) = &self.world.server {
                 let (fails_over, sets_back, takes) =
@@ -128,12 +132,12 @@ impl Fate {
         }
     }
 
-    /// Evicts the current holder, if any.
-    async fn evict(&self) {
-        let Ok(name) = LockName::new(LOCK) else { return };
+    /// Evicts the current holder of `lock`, if any.
+    async fn evict(&self, lock: &str) {
+        let Ok(name) = LockName::new(lock) else { return };
         let status = self.operator.inspect(&name).await;
         if let Some(token) = status.ok().and_then(|status| status.token) {
-            self.world.checker.evicting(LOCK, token.get());
+            self.world.checker.evicting(lock, token.get());
             if let Ok(leasehold::Evicted::Evicted) = self.operator.evict(&name, token).await {
                 self.world.checker.lock().history.evicted += 1;
             }

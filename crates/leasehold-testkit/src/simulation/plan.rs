@@ -22,6 +22,8 @@ pub enum Workload {
     Semaphore(usize),
     /// A shared or an exclusive hold.
     RwLock,
+    /// Any of three locks, held together.
+    Several,
 }
 
 impl Workload {
@@ -36,6 +38,7 @@ impl Workload {
             "lock" => Some(Self::Lock),
             "election" => Some(Self::Election),
             "rw-lock" => Some(Self::RwLock),
+            "several" => Some(Self::Several),
             _ => name.strip_prefix("semaphore:")?.parse().ok().map(Self::Semaphore),
         }
     }
@@ -48,6 +51,7 @@ impl fmt::Display for Workload {
             Self::Election => f.write_str("election"),
             Self::Semaphore(permits) => write!(f, "semaphore:{permits}"),
             Self::RwLock => f.write_str("rw-lock"),
+            Self::Several => f.write_str("several"),
         }
     }
 }
@@ -377,6 +381,13 @@ impl Plan {
     /// Returns the longest ttl of any claim.
     pub(super) fn longest_ttl(&self) -> Duration {
         if self.has(Fault::Ttls) { 2 * self.ttl } else { self.ttl }
+    }
+
+    /// Returns how long no process may acquire anything in a rush for several locks: much longer than each hold and each
+    /// poll.
+    pub(super) fn longest_standstill(&self) -> Option<Duration> {
+        let is_rush = self.workload == Workload::Several && self.is_rush();
+        is_rush.then_some(Duration::from_secs(10))
     }
 
     /// Returns whether there are no faults and the tasks of each process want the lock all the time. Then no process

@@ -8,10 +8,10 @@ use leasehold::clock::{RATE_ERROR, timeout};
 use leasehold::lease::Ttl;
 use leasehold::{Guard, RwLock};
 
-use super::LOCK;
 use super::checker::{Checker, Held};
 use super::client::Client;
 use super::plan::{Fault, LONGEST_POLL, Store, Workload};
+use super::{LOCK, SEVERAL};
 
 impl Client {
     /// Acquires the lock or permit that the workload contends for. Returns the guard and how it is held.
@@ -43,6 +43,16 @@ impl Client {
             }
             Workload::RwLock if tries => lock.rw_lock().try_exclusive().await?,
             Workload::RwLock => lock.rw_lock().exclusive().await?,
+            Workload::Several => {
+                let mut names = SEVERAL.to_vec();
+                self.random.shuffle(&mut names);
+                if !self.wants_all {
+                    names.truncate(self.random.usize(1..=SEVERAL.len()));
+                }
+                let locks = self.several(names);
+                let guard = if tries { locks.try_acquire().await? } else { locks.acquire().await? };
+                return Ok((guard, Held::Together));
+            }
         };
         Ok((guard, Held::Alone))
     }
@@ -72,6 +82,11 @@ impl Client {
         let mut longest = self.dead_waiters_of(LOCK).await;
         for line in ["permit-1", "permit-queue", "shared-queue"] {
             longest = longest.max(self.dead_waiters_of(&format!("{LOCK}/{line}")).await);
+        }
+        if self.plan().workload == Workload::Several {
+            for lock in SEVERAL {
+                longest = longest.max(self.dead_waiters_of(lock).await);
+            }
         }
         if self.plan().workload == Workload::RwLock {
             for n in 1..=RwLock::MAX_SHARED {
@@ -109,8 +124,11 @@ impl Client {
             Workload::Semaphore(permits) => (permits, bound),
             // The permits are tried only once the gate is held.
             Workload::RwLock => (1, bound * 2),
+            // The locks are acquired one after the other.
+            Workload::Several => (1, bound * SEVERAL.len() as u32),
             Workload::Lock | Workload::Election => (1, bound),
         };
+        self.wants_all = true;
         let (clock, mut guards) = (self.host.clone(), Vec::new());
         let whole = async {
             while guards.len() < all {

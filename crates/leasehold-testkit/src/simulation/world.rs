@@ -47,6 +47,8 @@ struct Spent {
     acquisitions: usize,
     held: Duration,
     held_since: Option<Duration>,
+    /// When any process last acquired something.
+    progress: Duration,
 }
 
 /// The waiting tasks of a process.
@@ -241,9 +243,20 @@ impl World {
 
     /// Records that a process has acquired the lock.
     pub(super) fn acquired(&self) {
+        self.check_progress();
         let mut spent = self.spent();
+        spent.progress = self.now();
         spent.acquisitions += 1;
         spent.held_since = Some(self.now());
+    }
+
+    /// Checks D1: in a rush, some process acquires its locks all the time.
+    fn check_progress(&self) {
+        let still = self.now() - self.spent().progress;
+        if let Some(bound) = self.plan.longest_standstill().filter(|bound| still > *bound) {
+            let what = format!("nothing was acquired for {still:?}, and {bound:?} are enough");
+            self.checker.violated("D1", what);
+        }
     }
 
     /// Records that the process has released the lock.
@@ -275,6 +288,7 @@ impl World {
 
     /// Checks F1 for processes that still wait at the end.
     pub(super) fn check_waits(&self) {
+        self.check_progress();
         let waiting: Vec<_> = self.waiting().values().copied().collect();
         waiting.iter().filter(|process| process.tasks > 0).for_each(|process| self.has_waited(process.since));
     }
@@ -297,7 +311,7 @@ impl World {
     /// acquisition of a process costs one more. Renewals come every third of the ttl, or up to a tenth of that
     /// earlier.
     pub(super) fn check_budget(&self) {
-        let Spent { acquisitions, held, held_since } = *self.spent();
+        let Spent { acquisitions, held, held_since, .. } = *self.spent();
         let held = held + held_since.map_or(Duration::ZERO, |since| self.now() - since);
         let renewals = held.as_secs_f64() / (self.plan.ttl.as_secs_f64() / 3.0 * 0.9);
         // The latest acquisition may have been interrupted before its response arrived.

@@ -1,5 +1,6 @@
 //! [`Guard`]: a held lock.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -44,9 +45,17 @@ impl Guard {
     /// Returns the fencing token of this grant. See [`crate::Guard::token`].
     ///
     /// # Errors
-    /// Returns [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store's protocol has no tokens.
+    /// Returns the same errors as [`crate::Guard::token`].
     pub fn token(&self) -> Result<Token> {
         self.held()?.token()
+    }
+
+    /// Returns the fencing token of each lock, by its name. See [`crate::Guard::tokens`].
+    ///
+    /// # Errors
+    /// Returns [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store's protocol has no tokens.
+    pub fn tokens(&self) -> Result<BTreeMap<LockName, Token>> {
+        self.held()?.tokens()
     }
 
     /// Returns how long the lock is certain to be held without another renewal. Returns zero if the lock was lost.

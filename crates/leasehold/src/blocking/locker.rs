@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::election::Election;
 use super::guard::Guard;
 use super::lock::Lock;
+use super::locks::Locks;
 use super::permits::{RwLock, Semaphore};
 use super::thread::{iterate, wait};
 use crate::error::Result;
@@ -68,6 +69,11 @@ impl Locker {
     /// Returns the lock called `name`. Sends no request. If the name is invalid, the acquisition fails.
     pub fn lock(&self, name: impl Into<String>) -> Lock {
         Lock::new(self.0.lock(name))
+    }
+
+    /// Returns the locks with these names, to acquire together. See [`crate::Locker::lock_all`].
+    pub fn lock_all(&self, names: impl IntoIterator<Item = impl Into<String>>) -> Locks {
+        Locks::new(self.0.lock_all(names))
     }
 
     /// Returns the semaphore called `name` with `permits` permits. See [`crate::Locker::semaphore`].

@@ -320,28 +320,16 @@ impl Attempt {
 
 /// The known holders that prevent one acquisition. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Blockers(Arc<(Mutex<BTreeMap<LockName, HolderInfo>>, Notify)>);
+pub(crate) struct Blockers(Arc<Mutex<BTreeMap<LockName, HolderInfo>>>);
 
 impl Blockers {
     fn known(&self) -> MutexGuard<'_, BTreeMap<LockName, HolderInfo>> {
-        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records that `name` is held by `held`.
     pub(crate) fn note(&self, name: &LockName, held: HolderInfo) {
         self.known().insert(name.clone(), held);
-        self.0.1.notify_waiters();
-    }
-
-    /// Completes when a holder is known. Cancel safe.
-    pub(crate) async fn until_known(&self) {
-        loop {
-            let noted = self.0.1.notified();
-            if !self.known().is_empty() {
-                return;
-            }
-            noted.await;
-        }
     }
 
     /// Records that `name` no longer prevents the acquisition.
@@ -357,19 +345,32 @@ impl Blockers {
 
     /// Evaluates an attempt to acquire `name`. If `name` is held, records the holder and returns `None`.
     pub(crate) fn free(&self, name: &LockName, tried: Result<Guard>) -> Result<Option<Guard>> {
-        let error = match tried {
-            Ok(guard) => return Ok(Some(guard)),
-            Err(error) => error,
+        match tried.map_err(|error| self.noted(name, error)) {
+            Ok(guard) => Ok(Some(guard)),
+            Err(error) if error.kind() == ErrorKind::Held => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// If `error` says that `name` is held, records the holder. A lock that was granted unnoticed, and that another
+    /// process then took over, counts as held.
+    pub(crate) fn noted(&self, name: &LockName, error: Error) -> Error {
+        let (error, by) = match (error.kind(), error.loss().map(|loss| &loss.reason)) {
+            (ErrorKind::Held, _) => {
+                let by = error.holder().cloned().unwrap_or_default();
+                (error, by)
+            }
+            (ErrorKind::Lost, reason) => {
+                let by = match reason {
+                    Some(LossReason::TakenOver { by }) => by.clone(),
+                    _ => HolderInfo::default(),
+                };
+                (Error::held(name, by.clone()), by)
+            }
+            _ => return error,
         };
-        let by = match (error.kind(), error.loss().map(|loss| &loss.reason)) {
-            (ErrorKind::Held, _) => error.holder().cloned(),
-            // The lock was granted unnoticed, and then another process took it over.
-            (ErrorKind::Lost, Some(LossReason::TakenOver { by })) => Some(by.clone()),
-            (ErrorKind::Lost, _) => None,
-            _ => return Err(error),
-        };
-        self.note(name, by.unwrap_or_default());
-        Ok(None)
+        self.note(name, by);
+        error
     }
 
     /// Returns the holder of `name`.

@@ -1,17 +1,15 @@
 //! [`RwLock`]: a lock with either several shared holders or one exclusive holder.
 
 use std::fmt;
-use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::future::{join_all, try_join_all};
-
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
 use crate::lease::HolderInfo;
 use crate::lock::Lock;
 use crate::locker::Locker;
 use crate::primitives::permits::{Blockers, Permits};
+use crate::primitives::together::{Patience, Together};
 use crate::runtime::task;
 use crate::settings::settings;
 
@@ -143,7 +141,7 @@ impl RwLock {
         self.permits()?.acquire_within(limit).await
     }
 
-    /// Acquires the exclusive hold, waiting for as long as it takes. Its guard cannot be handed on as a ticket.
+    /// Acquires the exclusive hold, waiting for as long as it takes.
     ///
     /// Waiting tasks of one process are served in the order of their arrival. To the store, they are a single
     /// contender.
@@ -153,8 +151,7 @@ impl RwLock {
     /// # Errors
     /// Returns the same errors as [`shared`](Self::shared).
     pub async fn exclusive(&self) -> Result<Guard> {
-        let lock = self.clone();
-        task::run(async move { lock.exclusive_seeing(&Blockers::default()).await }).await
+        self.exclusive_with(Patience::Unlimited).await
     }
 
     /// Acquires the exclusive hold if there is neither a shared nor an exclusive holder. Otherwise, releases everything
@@ -169,35 +166,7 @@ impl RwLock {
     /// Returns [`ErrorKind::Held`](crate::ErrorKind::Held) if there is a holder. Otherwise, returns the same errors as
     /// [`shared`](Self::shared).
     pub async fn try_exclusive(&self) -> Result<Guard> {
-        let lock = self.clone();
-        task::run(async move { lock.try_all().await }).await
-    }
-
-    async fn try_all(&self) -> Result<Guard> {
-        let (permits, seen) = (self.permits()?, Blockers::default());
-        let gate = self.lock.try_acquire().await?;
-        let tries = permits.names().iter().map(async |permit| {
-            let tried = self.lock.renamed(permit).try_acquire().await;
-            seen.free(permit, tried)
-        });
-        let (mut parts, mut refused) = (Vec::new(), None);
-        for outcome in join_all(tries).await {
-            match outcome {
-                Ok(Some(part)) => parts.push(part),
-                Ok(None) => {}
-                Err(error) => refused = Some(error),
-            }
-        }
-        let complete = parts.len() == permits.names().len();
-        let whole = gate.bound_to(parts);
-        if complete {
-            whole.check()?;
-            return Ok(whole);
-        }
-        if let Err(error) = whole.release().await {
-            tracing::debug!(lock = %permits.name(), %error, "the parts of a refused exclusive hold were not released; they lapse");
-        }
-        Err(refused.unwrap_or_else(|| self.refused(&permits, &seen)))
+        self.exclusive_with(Patience::None).await
     }
 
     /// Acquires the exclusive hold, waiting for at most `limit`.
@@ -207,56 +176,20 @@ impl RwLock {
     /// # Errors
     /// Returns the same errors as [`shared_within`](Self::shared_within).
     pub async fn exclusive_within(&self, limit: Duration) -> Result<Guard> {
-        let (lock, permits) = (Self { lock: self.lock.with_own_last_error() }, self.permits()?);
-        task::run(async move {
-            let (seen, limit) = (Blockers::default(), lock.lock.wait_limit(Some(limit)));
-            let mut acquisition = pin!(lock.exclusive_seeing(&seen));
-            tokio::select! {
-                biased;
-                outcome = acquisition.as_mut() => return outcome,
-                () = limit.passed() => {}
-            }
-            // Without a known holder, like an attempt that does not wait.
-            tokio::select! {
-                biased;
-                outcome = acquisition.as_mut() => outcome,
-                () = seen.until_known() => Err(lock.refused(&permits, &seen)),
-                () = limit.given_up(lock.lock.last_error()) => {
-                    let (shown, cause) = (lock.lock.locker().opened().shown(), lock.lock.last_error().get());
-                    Err(limit.unanswered(permits.name(), &shown, cause))
-                }
-            }
-        })
-        .await
+        self.exclusive_with(Patience::within(limit, &self.lock)).await
     }
 
-    async fn exclusive_seeing(&self, seen: &Blockers) -> Result<Guard> {
-        let permits = self.permits()?;
-        loop {
-            let gate = seen.noting(permits.name(), &self.lock).acquire().await?;
-            seen.forget(permits.name());
-            let all = try_join_all(permits.names().iter().map(async |permit| {
-                let part = seen.noting(permit, &self.lock).acquire().await?;
-                seen.forget(permit);
-                Ok::<_, Error>(part)
-            }));
-            let loss = tokio::select! {
-                biased;
-                // If the gate is lost, another process may hold it and wait for the permits that this one holds.
-                loss = gate.lost() => loss,
-                parts = all => {
-                    let whole = gate.bound_to(parts?);
-                    match whole.check() {
-                        Ok(()) => return Ok(whole),
-                        Err(error) => {
-                            tracing::warn!(%error, "the exclusive hold was lost before it was complete");
-                            continue;
-                        }
-                    }
-                }
-            };
-            tracing::warn!(%loss, "the exclusive hold was lost before it was complete");
-        }
+    async fn exclusive_with(&self, patience: Patience) -> Result<Guard> {
+        let (lock, permits) = (self.clone(), self.permits()?);
+        task::run(async move {
+            let steps = vec![vec![permits.name().clone()], permits.names().to_vec()];
+            let (together, seen) = (Together::new(&lock.lock, steps), Blockers::default());
+            together.acquire(&patience, &seen).await.map_err(|error| match error.kind() {
+                ErrorKind::Held => lock.refused(&permits, &seen),
+                _ => error,
+            })
+        })
+        .await
     }
 
     /// Returns the error for a lock that is held, shared or exclusively.

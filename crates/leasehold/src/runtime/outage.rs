@@ -52,6 +52,11 @@ impl WaitLimit {
         }
     }
 
+    /// Returns how much of the time is left.
+    pub(crate) fn left(&self) -> Duration {
+        self.limit.unwrap_or(Duration::MAX).saturating_sub(self.env.now().longest_since(self.began))
+    }
+
     /// Completes when `time` has passed since the acquisition began.
     async fn until(&self, time: Duration) {
         self.env.sleep(time.saturating_sub(self.env.now().longest_since(self.began))).await;

@@ -8,11 +8,11 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use leasehold::lease::{HolderInfo, Secret, Token, Ttl};
 use leasehold::view::ms;
-use leasehold::{Guard, Holder, Lock, LockName, Loss, LossReason};
+use leasehold::{Guard, Holder, Lock, LockName, Locks, Loss, LossReason};
 use tracing::Instrument as _;
 
 use super::bodies::{AcquireRequest, Hold, HolderRequest};
-use super::{MAX_COOLDOWN, report, token};
+use super::{MAX_COOLDOWN, report_each, token, tokens};
 use crate::access::Right;
 use crate::app::{App, Arrival, Shared};
 use crate::body::{Payload, duration, lock_name};
@@ -80,17 +80,24 @@ async fn granted(
     key: Option<&[u8]>,
     request: &AcquireRequest,
 ) -> Result<(Hold, bool), Problem> {
-    let name = lock_name(&request.lock)?;
-    arrival.require(Right::Acquire, &name)?;
+    let names = names(request)?;
+    names.iter().try_for_each(|name| arrival.require(Right::Acquire, name))?;
+    let Some((name, others)) = names.split_first() else { return Err(Problem::invalid("`lock` is missing")) };
     // The key is not used if there is a claim, but an invalid key is an error.
     let key = key.map(idempotency_key).transpose()?;
     let claim = request.claim.as_deref().map(claim_secret).transpose()?;
     let wait = request.wait.as_deref().map_or(Ok(Duration::ZERO), |wait| duration("wait", wait, MAX_WAIT))?;
     let (wait, ttl) = (arrival.wait(wait), ttl(request)?);
-    let is_plain = request.permits.is_none() && !request.shared;
+    let is_single = request.permits.is_none() && !request.shared;
+    if !is_single && !others.is_empty() {
+        return Err(Problem::invalid("`locks` cannot be combined with `permits` or `shared`"));
+    }
+    let is_plain = is_single && others.is_empty();
     let secret = match (claim, key) {
         (Some(_), _) if !is_plain => {
-            return Err(Problem::invalid("`claim` cannot be combined with `permits` or `shared`"));
+            return Err(Problem::invalid(
+                "`claim` cannot be combined with `permits`, `shared` or several `locks`",
+            ));
         }
         (Some(claim), _) => Some(claim),
         (None, None) => {
@@ -99,30 +106,34 @@ async fn granted(
         // The mode consists of several locks, or the store does not record whether a key is spent. A repeated request
         // is then a new acquisition, and the first one lapses.
         (None, Some(_)) if !is_plain || !app.locker.capabilities().history => None,
-        (None, Some(key)) => Some(app.claim_secret(&arrival.caller, &name, key, ttl)?),
+        (None, Some(key)) => Some(app.claim_secret(&arrival.caller, name, key, ttl)?),
     };
-    let lock = lock(app, arrival, &name, request)?.ttl(ttl);
+    let lock = lock(app, arrival, name, request)?.ttl(ttl);
     app.limits.admit(arrival.caller.name(), arrival.at)?;
     let counted =
-        if wait.is_zero() { None } else { Some(app.capacity.waits.enter(&arrival.caller, Some(&name))?) };
+        if wait.is_zero() { None } else { Some(app.capacity.waits.enter(&arrival.caller, Some(name))?) };
     let waiter = match secret {
-        Some(secret) if !wait.is_zero() => Some(app.waits.join(&name, secret.id(), |reporter| {
+        Some(secret) if !wait.is_zero() => Some(app.waits.join(name, secret.id(), |reporter| {
             let lock = lock.clone().on_wait(move |held| reporter.report(held));
             async move { repeatable(&lock, secret, Duration::MAX).await }.instrument(trace::waiting())
         })),
-        Some(secret) => app.waits.find(&name, secret.id()),
+        Some(secret) => app.waits.find(name, secret.id()),
         None => None,
     };
     let held = async {
         match waiter {
             Some(waiter) => {
-                let held = waited(app, &name, (waiter, counted), wait, claim.is_some()).await?;
+                let held = waited(app, name, (waiter, counted), wait, claim.is_some()).await?;
                 // An earlier request with a shorter ttl waited for it.
-                if held.0.ttl() < ttl { hold(lock, request, secret, Duration::ZERO).await } else { Ok(held) }
+                if held.0.ttl() < ttl {
+                    hold(lock, others, request, secret, Duration::ZERO).await
+                } else {
+                    Ok(held)
+                }
             }
             None => {
                 let _counted = counted;
-                hold(lock, request, secret, wait).await
+                hold(lock, others, request, secret, wait).await
             }
         }
     };
@@ -138,17 +149,30 @@ async fn granted(
     // A client that waits repeats its request to take the grant. Others repeat a request that got no response.
     let is_new = !token.is_some_and(|token| app.feed.has_shown_grant(ticket.name(), token));
     if is_new {
-        report(app, arrival, "acquired", ticket.name(), token).await;
+        report_each(app, arrival, "acquired", &ticket).await;
     }
     let hold = Hold {
         lock: ticket.name().to_string(),
-        token,
+        token: token.filter(|_| others.is_empty()),
+        tokens: tokens(app, &ticket),
         valid_ms: ms(arrival.valid(deadline, now)),
         ttl_ms: ms(ticket.ttl()),
         waited_ms: ms(now.shortest_since(arrival.at)),
         ticket: ticket.to_string(),
     };
     Ok((hold, is_new))
+}
+
+/// Returns the locks of `request`, in the order of acquisition.
+fn names(request: &AcquireRequest) -> Result<Vec<LockName>, Problem> {
+    if request.locks.is_empty() {
+        return Ok(vec![lock_name(&request.lock)?]);
+    }
+    if !request.lock.is_empty() {
+        return Err(Problem::invalid("`lock` and `locks` cannot be combined"));
+    }
+    let names = request.locks.iter().map(|name| lock_name(name)).collect::<Result<_, _>>()?;
+    Ok(Locks::in_order(names)?)
 }
 
 fn ttl(request: &AcquireRequest) -> Result<Duration, Problem> {
@@ -202,11 +226,17 @@ pub(super) fn claim_secret(text: &str) -> Result<Secret, Problem> {
 }
 
 /// Acquires the lock according to `request`, with `secret` if there is one.
-async fn hold(lock: Lock, request: &AcquireRequest, secret: Option<Secret>, wait: Duration) -> Outcome {
+async fn hold(
+    lock: Lock,
+    others: &[LockName],
+    request: &AcquireRequest,
+    secret: Option<Secret>,
+    wait: Duration,
+) -> Outcome {
     if let Some(secret) = secret {
         return repeatable(&lock, secret, wait).await;
     }
-    let guard = guard(lock, request, wait).await?;
+    let guard = guard(lock, others, request, wait).await?;
     let deadline = guard.deadline()?;
     Ok((guard.into_ticket().await?, deadline))
 }
@@ -280,7 +310,16 @@ fn spent(loss: &Loss, detail: &str) -> Problem {
         .with_help("use a new Idempotency-Key for each acquisition")
 }
 
-async fn guard(lock: Lock, request: &AcquireRequest, wait: Duration) -> leasehold::Result<Guard> {
+async fn guard(
+    lock: Lock,
+    others: &[LockName],
+    request: &AcquireRequest,
+    wait: Duration,
+) -> leasehold::Result<Guard> {
+    if !others.is_empty() {
+        let locks = lock.and(others.iter().map(LockName::as_str));
+        return if wait.is_zero() { locks.try_acquire().await } else { locks.acquire_within(wait).await };
+    }
     match (request.permits, request.shared, wait.is_zero()) {
         (Some(permits), _, true) => lock.semaphore(permits).try_acquire().await,
         (Some(permits), _, false) => lock.semaphore(permits).acquire_within(wait).await,
@@ -360,7 +399,7 @@ mod tests {
         options.env = Env::seeded(machine.clone(), 1);
         let locker = Locker::open_with("mem:", options).await.unwrap().observed_by(machine.clone());
         let lock = locker.lock("a").ttl(TTL).for_ticket();
-        let held = hold(lock, &AcquireRequest::default(), None, Duration::ZERO).await;
+        let held = hold(lock, &[], &AcquireRequest::default(), None, Duration::ZERO).await;
         let Ok((_, deadline)) = held else { panic!("the lock is free") };
         let granted = *machine.granted.get().unwrap();
         assert!(deadline.remaining(granted) <= TTL, "{:?}", deadline.remaining(granted));

@@ -1,5 +1,7 @@
 //! The bodies of requests about holds, and of their responses.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -9,9 +11,15 @@ use crate::problem::Problem;
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AcquireRequest {
-    /// The lock's name, such as `deploy/prod`.
+    /// The lock's name, such as `deploy/prod`. Required without `locks`.
+    #[serde(default)]
     #[schema(min_length = 1, max_length = 256)]
     pub(super) lock: String,
+    /// The names of several locks to acquire together, all or none, in place of `lock`. If one of them is lost, all are.
+    /// They are acquired in the order of the bytes of their names. Not with `claim`, `permits` or `shared`.
+    #[serde(default)]
+    #[schema(min_items = 1, max_items = 64)]
+    pub(super) locks: Vec<String>,
     /// How long the lease lasts without a renewal: 500ms to 24h. 30s if it is missing.
     pub(super) ttl: Option<String>,
     /// How long to wait for the lock, at most 60s. No wait if it is missing.
@@ -26,7 +34,7 @@ pub(crate) struct AcquireRequest {
     #[serde(default)]
     pub(super) shared: bool,
     /// The secret of this acquisition, in place of `Idempotency-Key`: 32 random hexadecimal digits. Anyone who knows it
-    /// can end the hold. Any server of the store recognises it. Not with `permits` or `shared`.
+    /// can end the hold. Any server of the store recognises it. Not with `permits`, `shared` or several `locks`.
     #[schema(min_length = 32, max_length = 32, pattern = "^[0-9a-f]{32}$")]
     pub(super) claim: Option<String>,
     /// Who holds the lock, for others to see. The server itself if it is missing.
@@ -70,10 +78,12 @@ pub(crate) struct HolderRequest {
 pub(crate) struct Hold {
     /// The right to renew and release the lock. A secret.
     pub(crate) ticket: String,
-    /// The lock's name; for a permit or a reader, with its number.
+    /// The lock's name; for a permit or a reader, with its number; of several locks, the first.
     pub(super) lock: String,
-    /// The fencing token; null if the store has none.
+    /// The fencing token; null if the store has none, and for several locks.
     pub(super) token: Option<u64>,
+    /// The fencing token of each lock, by its name; null if the store has none.
+    pub(super) tokens: Option<BTreeMap<String, u64>>,
     /// How long the lock is held, counted from any moment before the client sent this request.
     pub(crate) valid_ms: u64,
     /// Renew when a third of this has passed.
@@ -85,8 +95,12 @@ pub(crate) struct Hold {
 /// A hold that was renewed.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Renewed {
+    /// Of several locks, the first.
     pub(super) lock: String,
+    /// Null also for several locks.
     pub(super) token: Option<u64>,
+    /// The fencing token of each lock, by its name.
+    pub(super) tokens: Option<BTreeMap<String, u64>>,
     /// How long the lock is held, counted from any moment before the client sent this request.
     pub(crate) valid_ms: u64,
     pub(super) ttl_ms: u64,

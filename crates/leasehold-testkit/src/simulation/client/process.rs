@@ -47,6 +47,7 @@ impl Client {
             random: fastrand::Rng::with_seed(self.seed.wrapping_add(task << 32)),
             ttl: self.ttl,
             acquisitions: 0,
+            wants_all: false,
             limit: None,
             note: String::new(),
             resource: self.resource.clone(),

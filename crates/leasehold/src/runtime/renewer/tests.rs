@@ -161,7 +161,8 @@ async fn locks_that_are_bound_together_are_lost_together() {
     let (clock, locker) = locker();
     let part = acquired(&locker, "part", SECOND).await;
     locker.evict(part.name(), part.token().unwrap()).await.unwrap();
-    let whole = acquired(&locker, "x", SECOND * 600).await.bound_to(vec![part]);
+    let whole = acquired(&locker, "x", SECOND * 600).await;
+    let whole = Guard::together(vec![whole, part], false).unwrap();
     clock.sleep(SECOND * 2).await;
     assert!(whole.check().is_err());
     assert!(locker.queues().of(whole.name()).try_turn().is_some());
@@ -295,7 +296,8 @@ async fn a_guard_of_several_locks_has_the_earliest_deadline() {
     let part = acquired(&locker, "part", SECOND * 600).await;
     let first = part.deadline().unwrap();
     clock.sleep(SECOND).await;
-    let whole = acquired(&locker, "x", SECOND * 600).await.bound_to(vec![part]);
+    let whole = acquired(&locker, "x", SECOND * 600).await;
+    let whole = Guard::together(vec![whole, part], false).unwrap();
     assert_eq!(whole.deadline().unwrap(), first);
     assert_eq!(whole.renew().await.unwrap().start(), clock.now());
     assert_eq!(whole.deadline().unwrap().start(), clock.now(), "both were renewed");
