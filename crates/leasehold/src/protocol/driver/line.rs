@@ -318,15 +318,6 @@ impl RegisterLeases {
         budget.request(self.records.write_line(name, Precondition::Version(&version), bytes)).await
     }
 
-    /// Deletes the line of a lock whose record was deleted.
-    pub(super) async fn discard_line(&self, name: &LockName) -> Result<(), StoreError> {
-        let budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
-        match budget.request(self.records.read_line(name)).await? {
-            Some((_, version)) => budget.request(self.records.delete_line(name, &version)).await,
-            None => Ok(()),
-        }
-    }
-
     /// Returns the waiters in the line, for people. A line that cannot be read counts as empty.
     pub(super) async fn waiters(
         &self,
