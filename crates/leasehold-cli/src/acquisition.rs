@@ -143,6 +143,18 @@ impl Request {
         self.acquire_with(progress, locker, store, output, signals, acquire).await
     }
 
+    /// Acquires the lock with `note` in place of its own. Signals do not interrupt it.
+    pub(crate) async fn acquire_as(
+        &self,
+        note: String,
+        locker: &Locker,
+        output: &Output,
+    ) -> leasehold::Result<Guard> {
+        let progress = self.limited(WaitProgress::new(self.names.clone(), clock(locker)));
+        let lock = self.lock(locker).note(note).on_wait(progress.observer());
+        progress.show_during(output, self.mode.acquire(lock, self.wait_policy)).await
+    }
+
     /// Campaigns without a time limit, and advertises `value`.
     pub(crate) async fn campaign(
         &self,
@@ -194,10 +206,7 @@ impl Request {
         signals: &mut Signals,
         acquire: impl AsyncFnOnce(Lock) -> leasehold::Result<T>,
     ) -> Result<T, Failure> {
-        let progress = progress.within(Some(match self.wait_policy {
-            WaitPolicy::Within(limit) => limit.min(self.store_timeout()),
-            WaitPolicy::Try | WaitPolicy::Forever => self.store_timeout(),
-        }));
+        let progress = self.limited(progress);
         let acquired = acquire(self.lock(locker).on_wait(progress.observer()));
         tokio::select! {
             biased;
@@ -220,6 +229,14 @@ impl Request {
                 Err(interrupted(signal))
             }
         }
+    }
+
+    /// Makes `progress` show how long the store may take to respond.
+    fn limited(&self, progress: WaitProgress) -> WaitProgress {
+        progress.within(Some(match self.wait_policy {
+            WaitPolicy::Within(limit) => limit.min(self.store_timeout()),
+            WaitPolicy::Try | WaitPolicy::Forever => self.store_timeout(),
+        }))
     }
 
     fn lock(&self, locker: &Locker) -> Lock {

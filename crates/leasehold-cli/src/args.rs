@@ -4,6 +4,8 @@ mod objects;
 mod running;
 #[cfg(feature = "serve")]
 mod serving;
+#[cfg(feature = "serve")]
+mod terraform;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -17,6 +19,8 @@ pub(crate) use self::objects::{ObjectArgs, PutArgs, UpdateArgs};
 pub(crate) use self::running::{CommandArgs, ElectArgs, IN_VARIABLE, OnExit, OnLost, OnceArgs, RunArgs};
 #[cfg(feature = "serve")]
 pub(crate) use self::serving::{ServeArgs, Ui};
+#[cfg(feature = "serve")]
+pub(crate) use self::terraform::TerraformArgs;
 use crate::complete::lock_names;
 use crate::mode::Mode;
 
@@ -110,6 +114,10 @@ pub(crate) enum Subcommand {
     Update(UpdateArgs),
     /// Write an object unless a higher token has already written it
     Put(PutArgs),
+    /// Run Terraform or OpenTofu with its state in the store, under the lock NAME
+    #[cfg(feature = "serve")]
+    #[command(visible_alias = "tofu")]
+    Terraform(TerraformArgs),
     /// Hold locks for a client in another language, over stdin and stdout
     #[command(
         after_help = "For programs: a client library starts the agent and exchanges lines of JSON with it. \
