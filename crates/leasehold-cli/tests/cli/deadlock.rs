@@ -44,10 +44,20 @@ fn a_run_within_itself_fails_at_once() {
     let ended = Outcome::of(command.output().unwrap()).expect(120);
     assert!(ended.stderr.contains("deadlock: the lock `x` is held by the task that waits"), "{ended:?}");
     assert!(sandbox.read("report.json").contains("\"outcome\": \"deadlock\""));
-    // The same name in another store is another lock.
-    let mut command = sandbox.scripted("run x", "\"$LEASEHOLD\" -s sqlite:other.db run x -- true");
-    command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
-    Outcome::of(command.output().unwrap()).expect(0);
+}
+
+#[test]
+fn a_lock_of_another_store_is_not_shown() {
+    let sandbox = Sandbox::new();
+    let mut first = nested(&sandbox, "sqlite:locks.db", "x", "-s sqlite:other.db x");
+    let second = sandbox.hold("-s sqlite:other.db run x", "echo ready; while :; do sleep 0.05; done");
+    first.process.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    let shown = || sandbox.run("-s sqlite:other.db show x").expect(0).stdout;
+    wait_until("it waits", || shown().contains("waiter 1"));
+    assert!(!shown().contains("holds"), "{}", shown());
+    second.signal(rustix::process::Signal::TERM);
+    second.end();
+    first.end().expect(0);
 }
 
 #[test]

@@ -89,9 +89,13 @@ impl History {
             clock.sleep(Duration::from_millis(random.u64(..60_000))).await;
             process.network.disconnect();
             acquires.abort();
-            let mut truth = self.truth.lock().unwrap();
-            truth.killed += 1;
-            truth.waiting.remove(&this);
+            {
+                let mut truth = self.truth.lock().unwrap();
+                truth.killed += 1;
+                truth.waiting.remove(&this);
+            }
+            // What started the process goes on under its locks.
+            clock.sleep(Duration::from_millis(random.u64(..60_000))).await;
             return None;
         } else {
             let lock = own.lock(name).ttl(TTL);
