@@ -100,3 +100,45 @@ def test_a_task_that_waits_for_itself_is_refused(url: str) -> None:
                 await locker.once("x", per=60).run(other)
 
     asyncio.run(run())
+
+
+def test_threads_that_wait_for_each_other_are_told(locker: Locker) -> None:
+    both = threading.Barrier(2)
+    outcomes: list[str] = []
+
+    def work(outer: str, inner: str) -> None:
+        with locker.lock(outer).hold():
+            both.wait(LIMIT)
+            try:
+                with locker.lock(inner).hold():
+                    outcomes.append("held")
+            except DeadlockError as error:
+                outcomes.append(str(error))
+
+    threads = [threading.Thread(target=work, args=names) for names in (("a", "b"), ("b", "a"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT)
+    deadlock, held = outcomes
+    assert held == "held" and "holds `a` (token " in deadlock and "waits for `a`" in deadlock
+
+
+def test_tasks_that_wait_for_each_other_are_told(url: str) -> None:
+    async def work(outer: str, inner: str, own: asyncio.Event, other: asyncio.Event) -> str:
+        locker = aio.Locker(url)
+        async with locker.lock(outer).hold():
+            own.set()
+            await other.wait()
+            try:
+                async with locker.lock(inner).hold():
+                    return "held"
+            except DeadlockError:
+                return "deadlock"
+
+    async def run() -> list[str]:
+        one, two = asyncio.Event(), asyncio.Event()
+        both = asyncio.gather(work("a", "b", one, two), work("b", "a", two, one))
+        return list(await asyncio.wait_for(both, LIMIT))
+
+    assert sorted(asyncio.run(run())) == ["deadlock", "held"]

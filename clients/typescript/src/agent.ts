@@ -14,6 +14,8 @@ import { AgentProcess } from "./process.js";
 import { refusal } from "./refusal.js";
 
 const PROTOCOL = 1;
+/** How many holds the agent reads. */
+const MAX_HOLDING = 8;
 /** How long the command may take to respond with `hello`. */
 const START_LIMIT_MS = 30_000;
 /** How often deadlines are checked. Timers stop while the machine sleeps. */
@@ -35,6 +37,8 @@ export interface Answer {
 export interface CallOptions {
   /** Cancels the request. */
   readonly signal?: AbortSignal | undefined;
+  /** Returns the numbers of the holds that the caller keeps while it waits. */
+  readonly holding?: ((agent: Agent) => number[]) | undefined;
   /** Gets the messages before the final response. */
   readonly progress?: ((message: Message) => void) | undefined;
   /** The owner of the request and its hold. {@link Agent.abandon} ends both. */
@@ -164,7 +168,8 @@ export class Agent {
       if (signal?.aborted) return reject(signal.reason as Error);
       if (this.#state !== "open") return reject(new AgentError("the agent has ended"));
       const id = ++this.#lastId;
-      const line = JSON.stringify({ id, op, ...fields }) + "\n";
+      const holding = options.holding?.(this).slice(0, MAX_HOLDING);
+      const line = JSON.stringify({ id, op, ...fields, ...(holding?.length ? { holding } : {}) }) + "\n";
       // The agent would exit, and release all locks.
       if (LONE_SURROGATE.test(line)) {
         return reject(new InvalidError("a text of the request is not valid Unicode"));

@@ -82,7 +82,10 @@ export class StoreError extends LeaseholdError {
   }
 }
 
-/** Work that runs under a lock (`using`, `once`, `lead`) asks for the same lock, and would wait for itself forever. */
+/**
+ * Work that runs under a lock (`using`, `once`, `lead`) would wait forever: for the same lock, or for other work that
+ * waits for a lock that this one holds.
+ */
 export class DeadlockError extends LeaseholdError {
   constructor(message: string, help: readonly string[] = []) {
     super("deadlock", message, help);

@@ -39,6 +39,11 @@ export class Guard implements AsyncDisposable {
     this.#hold = hold;
   }
 
+  /** Returns the number of the hold, if this agent has it. @internal */
+  numberIn(agent: Agent): number | null {
+    return this.#agent === agent && this.held ? this.#hold.id : null;
+  }
+
   /**
    * The name of the lock. For a semaphore or a shared lock, the name of the permit. For several locks, their names,
    * separated by commas.

@@ -1,19 +1,19 @@
 // A lock: a name with settings. Semaphores, readers-writer locks and elections are based on it.
 
-import type { Answer } from "./agent.js";
+import type { Answer, CallOptions } from "./agent.js";
 import { LeaseholdError, LockHeldError, LockLostError, StoreError } from "./errors.js";
 import { Guard, settled } from "./guard.js";
 import { milliseconds, type Duration } from "./duration.js";
 import { readHeldBy, readHolder, type Holder } from "./holder.js";
 import { number, object, optional, token, type Message } from "./message.js";
-import { forbidNested, inBlock, type Claim } from "./nested.js";
+import { forbidNested, holding, inBlock, type Claim } from "./nested.js";
 import { fields, merged, span, type AcquireOptions, type LockOptions } from "./options.js";
 
 /** Sends a request for a lock to the agent of its locker. @internal */
 export type Ask = (
   op: string,
   fields: Message,
-  options?: { signal?: AbortSignal | undefined; progress?: ((message: Message) => void) | undefined },
+  options?: Pick<CallOptions, "signal" | "progress" | "holding">,
 ) => Promise<Answer>;
 
 /** The work that a lock protects. `signal` aborts when the lock is lost, or when the caller's signal does. */
@@ -133,6 +133,7 @@ export class Lock {
       { lock: "locks" in this.#claim.mode ? undefined : this.name, ...this.#claim.mode, ...request, ...more },
       {
         signal,
+        holding: op === "acquire" ? holding() : undefined,
         progress: (message) => {
           const held = readHeldBy(object(message["held_by"]));
           // Does not call it here, because an error of the callback is not an error of the agent.

@@ -1,6 +1,7 @@
-// Detects work that waits for a lock which it runs under.
+// Detects work that waits for a lock which it runs under, and tells the agent under which locks work waits.
 
 import { AsyncLocalStorage } from "node:async_hooks";
+import type { Agent } from "./agent.js";
 import { DeadlockError } from "./errors.js";
 import type { Guard } from "./guard.js";
 import type { Message } from "./message.js";
@@ -26,6 +27,12 @@ export function forbidNested(wanted: Claim): void {
   throw new DeadlockError(`this work holds ${JSON.stringify(wanted.name)} and would wait for itself`, [
     "a lock is not reentrant: pass the guard to the inner function instead",
   ]);
+}
+
+/** Returns the numbers of the holds under which the caller runs, the innermost first, for the agent that has them. */
+export function holding(): (agent: Agent) => number[] {
+  const guards = (blocks.getStore() ?? []).map(({ guard }) => guard).reverse();
+  return (agent) => guards.map((guard) => guard.numberIn(agent)).filter((number) => number !== null);
 }
 
 function excludes(held: Claim, wanted: Claim): boolean {

@@ -1,6 +1,6 @@
 // Converts error responses of the agent to errors.
 
-import {
+import { DeadlockError,
   InvalidError,
   LeaseholdError,
   LockHeldError,
@@ -32,6 +32,8 @@ export function refusal(answer: Message): LeaseholdError {
     }
     case "invalid":
       return new InvalidError(message, help);
+    case "deadlock":
+      return new DeadlockError(message, help);
     case "unsupported":
       return new UnsupportedError(message, help);
     default: {

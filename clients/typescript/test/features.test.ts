@@ -27,6 +27,22 @@ test("a held lock refuses others, and names its holder", async (t) => {
   assert.ok(next !== null && next.token > guard.token);
 });
 
+test("of two works that wait for each other, one is refused", async (t) => {
+  const locker = await opened(t);
+  let both = 2;
+  let begin = () => {};
+  const begun = new Promise<void>((resolve) => (begin = resolve));
+  const work = (outer: string, inner: string) =>
+    locker.using(outer, async () => {
+      if (--both === 0) begin();
+      await begun;
+      return locker.using(inner, () => "held").catch((error: unknown) => error);
+    });
+  const outcomes = await Promise.all([work("a", "b"), work("b", "a")]);
+  assert.equal(outcomes.filter((outcome) => outcome === "held").length, 1, String(outcomes));
+  assert.ok(outcomes.some((outcome) => outcome instanceof DeadlockError && /waits for `[ab]`/.test(outcome.message)));
+});
+
 test("work that asks for the lock it runs under is refused at once", async (t) => {
   const locker = await opened(t);
   const again = (name: string) => assert.rejects(locker.using(name, () => {}), DeadlockError);

@@ -2,6 +2,7 @@
 
 mod command;
 mod contend;
+mod first;
 mod many;
 mod recovery;
 
@@ -100,6 +101,7 @@ impl Run<'_> {
                 contend::take_once(contender, lock, &self.connect().await?).await?;
                 contend::measure(self, contender, lock, &mut connection).await
             }
+            Scenario::First => first::measure(contender, lock, &mut connection).await,
             Scenario::Recovery => recovery::measure(self, contender, lock, round, &connection).await,
             Scenario::Many => many::measure(self, contender, lock, &mut connection).await,
             Scenario::Run => command::measure(self, contender, lock, &connection).await,
@@ -116,6 +118,7 @@ impl Run<'_> {
             Scenario::Run => {
                 set("runs in each round", command::runs(self) as f64);
             }
+            Scenario::First => {}
             Scenario::Recovery => {
                 set("ttl, s", recovery::TTL.as_secs_f64());
             }
@@ -170,6 +173,12 @@ fn start(
     arguments.extend(options.iter().flat_map(|(name, value)| [format!("--{name}"), value.clone()]));
     arguments.extend(connection.options(contender.place));
     Program::start(&command, &arguments)
+}
+
+/// Waits until `program` prints that it was granted the lock. Returns when that was, in microseconds on the wall clock.
+async fn granted(program: &mut Program, within: Duration) -> Result<u64, MeasureError> {
+    let when = program.expect_line("granted", within).await?;
+    when.parse().map_err(|_| MeasureError::Failed(format!("{when:?} is not a time")))
 }
 
 fn now_us() -> u64 {

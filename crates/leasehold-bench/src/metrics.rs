@@ -52,6 +52,7 @@ pub(crate) const RUN_P90: Metric = shown("run_p90_ms", "p90, ms");
 pub(crate) const JAIN_TASKS: Metric = shown("jain_tasks", "Jain's index, tasks");
 pub(crate) const JAIN_PROCESSES: Metric = shown("jain_processes", "Jain's index, processes");
 pub(crate) const OVERTAKEN: Metric = shown("overtaken", "out of order");
+pub(crate) const FIRST_MS: Metric = compared("first_grant_ms", "first grant, ms", Better::Less);
 pub(crate) const TOOK: Metric = shown("took_s", "all turns, s");
 pub(crate) const LONGEST_WAIT: Metric = shown("longest_wait_s", "longest wait, s");
 
@@ -66,6 +67,7 @@ impl Scenario {
             Self::Many => &[CPU, MEMORY, REQUESTS_PER_S, STREAMS, ACQUIRE_S, LOST],
             Self::Run => &[RUN_P50, RUN_P90],
             Self::Fairness => &[JAIN_TASKS, JAIN_PROCESSES, LONGEST_WAIT, STARVED],
+            Self::First => &[FIRST_MS, REQUESTS],
             Self::Waiters => &[
                 REQUESTS,
                 HAND_OFF_P50,

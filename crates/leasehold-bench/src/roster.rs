@@ -55,11 +55,11 @@ pub(crate) enum Role {
     Conditional,
 }
 
-use Scenario::{HandOff, Many, Processes, Recovery, Run, Tasks, Uncontended, Waiters};
+use Scenario::{First, HandOff, Many, Processes, Recovery, Run, Tasks, Uncontended, Waiters};
 
 /// The scenarios that every lock supports.
-const LOCKS: &[Scenario] = &[Uncontended, Tasks, Processes, HandOff, Recovery, Waiters];
-const LOCKS_AND_MANY: &[Scenario] = &[Uncontended, Tasks, Processes, HandOff, Recovery, Waiters, Many];
+const LOCKS: &[Scenario] = &[Uncontended, Tasks, Processes, HandOff, Recovery, Waiters, First];
+const LOCKS_AND_MANY: &[Scenario] = &[Uncontended, Tasks, Processes, HandOff, Recovery, Waiters, First, Many];
 
 const fn peer(
     name: &'static str,
@@ -96,7 +96,7 @@ const fn contended(
     stores: &'static [&'static str],
     variable: &'static str,
 ) -> Contender {
-    let scenarios = &[Tasks, Processes, HandOff, Recovery, Waiters];
+    let scenarios = &[Tasks, Processes, HandOff, Recovery, Waiters, First];
     Contender { scenarios, ..peer(name, title, stores, ProgramOf::Variable(variable)) }
 }
 

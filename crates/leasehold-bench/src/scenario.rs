@@ -20,6 +20,7 @@ pub(crate) enum Scenario {
     /// Not run separately, but computed from the runs of [`Tasks`](Self::Tasks) and [`Processes`](Self::Processes).
     Fairness,
     Waiters,
+    First,
 }
 
 /// How many tasks contend for one lock, and how.
@@ -45,6 +46,7 @@ impl Scenario {
         Self::Run,
         Self::Fairness,
         Self::Waiters,
+        Self::First,
     ];
 
     /// Returns its letter on the command line.
@@ -59,6 +61,7 @@ impl Scenario {
             Self::Run => "g",
             Self::Fairness => "h",
             Self::Waiters => "i",
+            Self::First => "j",
         }
     }
 
@@ -73,6 +76,7 @@ impl Scenario {
             Self::Run => "run",
             Self::Fairness => "fairness",
             Self::Waiters => "waiters",
+            Self::First => "first",
         }
     }
 
@@ -87,6 +91,7 @@ impl Scenario {
             Self::Run => "A command under a lock",
             Self::Fairness => "How evenly waiters are served",
             Self::Waiters => "Processes wait for one lock and hold it in turn",
+            Self::First => "The first grant of a lock",
         }
     }
 
@@ -108,7 +113,7 @@ impl Scenario {
 
     /// Returns whether the distance of the server matters.
     pub(crate) fn has_distances(self) -> bool {
-        matches!(self, Self::Uncontended | Self::Tasks | Self::Processes | Self::HandOff)
+        matches!(self, Self::Uncontended | Self::Tasks | Self::Processes | Self::HandOff | Self::First)
     }
 
     /// Returns how many rounds come first and do not count. A server with a just-in-time compiler (DynamoDB Local) gets
@@ -129,6 +134,7 @@ impl Scenario {
             Self::Run => &[Self::Run],
             Self::Fairness => &[Self::Tasks, Self::Processes],
             Self::Waiters => &[Self::Waiters],
+            Self::First => &[Self::First],
         }
     }
 

@@ -2,15 +2,17 @@
 
 use std::time::Duration;
 
+use clap::ValueEnum as _;
 use leasehold::lease::{Claim, Ttl};
 use leasehold::{Due, Error, ErrorKind, Guard, HolderInfo, Lock, LockName, Locker};
 
-use crate::args::{ClaimArgs, duration};
+use crate::args::{ClaimArgs, OnDeadlock, duration};
 use crate::config::{Settings, Store};
 use crate::context::{Note, clock, store_flag};
 use crate::exit::{FAILED, Failure, HELD, TIMED_OUT};
 use crate::mode::{CANCEL_TIMEOUT, Mode, WaitPolicy, acquire_all};
 use crate::names::Names;
+use crate::nesting;
 use crate::output::{Output, human};
 use crate::signals::{Signals, interrupted};
 use crate::wait_progress::{HELD_BY_PARENT, WaitProgress, is_held_by_parent};
@@ -42,6 +44,7 @@ pub(crate) struct Request {
     for_ticket: bool,
     /// Whether to ignore the line of waiters.
     barges: bool,
+    on_deadlock: OnDeadlock,
 }
 
 impl Request {
@@ -76,6 +79,9 @@ impl Request {
             suffix,
             for_ticket: false,
             barges: claim.barge,
+            on_deadlock: settings
+                .pick(claim.on_deadlock, "on-deadlock", |text| OnDeadlock::from_str(text, false))?
+                .unwrap_or_default(),
             mode: Mode::Lock,
         })
     }
@@ -137,6 +143,18 @@ impl Request {
         self.acquire_with(progress, locker, store, output, signals, acquire).await
     }
 
+    /// Acquires the lock with `note` in place of its own. Signals do not interrupt it.
+    pub(crate) async fn acquire_as(
+        &self,
+        note: String,
+        locker: &Locker,
+        output: &Output,
+    ) -> leasehold::Result<Guard> {
+        let progress = self.limited(WaitProgress::new(self.names.clone(), clock(locker)));
+        let lock = self.lock(locker).note(note).on_wait(progress.observer());
+        progress.show_during(output, self.mode.acquire(lock, self.wait_policy)).await
+    }
+
     /// Campaigns without a time limit, and advertises `value`.
     pub(crate) async fn campaign(
         &self,
@@ -188,18 +206,18 @@ impl Request {
         signals: &mut Signals,
         acquire: impl AsyncFnOnce(Lock) -> leasehold::Result<T>,
     ) -> Result<T, Failure> {
-        let progress = progress.within(Some(match self.wait_policy {
-            WaitPolicy::Within(limit) => limit.min(self.store_timeout()),
-            WaitPolicy::Try | WaitPolicy::Forever => self.store_timeout(),
-        }));
+        let progress = self.limited(progress);
         let acquired = acquire(self.lock(locker).on_wait(progress.observer()));
         tokio::select! {
             biased;
             outcome = progress.show_during(output, acquired) => match outcome {
                 Ok(acquired) => Ok(acquired),
                 Err(error) => {
-                    let has_waited = matches!(self.wait_policy, WaitPolicy::Within(_));
-                    if has_waited && error.kind() == ErrorKind::Held && locker.capabilities().fifo() {
+                    let has_waited = match error.kind() {
+                        ErrorKind::Held => matches!(self.wait_policy, WaitPolicy::Within(_)),
+                        kind => kind == ErrorKind::Deadlock,
+                    };
+                    if has_waited && locker.capabilities().fifo() {
                         // Allow time to leave the line of waiters. Otherwise other processes wait for this one.
                         clock(locker).sleep(CANCEL_TIMEOUT).await;
                     }
@@ -213,6 +231,14 @@ impl Request {
         }
     }
 
+    /// Makes `progress` show how long the store may take to respond.
+    fn limited(&self, progress: WaitProgress) -> WaitProgress {
+        progress.within(Some(match self.wait_policy {
+            WaitPolicy::Within(limit) => limit.min(self.store_timeout()),
+            WaitPolicy::Try | WaitPolicy::Forever => self.store_timeout(),
+        }))
+    }
+
     fn lock(&self, locker: &Locker) -> Lock {
         let lock = locker.lock(self.names.first().as_str()).ttl(self.ttl).store_timeout(self.store_timeout());
         let lock = match self.max_hold {
@@ -222,6 +248,12 @@ impl Request {
         let lock = if self.note.is_empty() { lock } else { lock.note(&self.note) };
         let lock = if self.for_ticket { lock.for_ticket() } else { lock };
         let lock = if self.barges { lock.barge() } else { lock };
+        let lock =
+            nesting::outer(locker).fold(lock, |lock, (name, token)| lock.while_other_holds(name, token));
+        let lock = lock.on_deadlock(match self.on_deadlock {
+            OnDeadlock::Fail => leasehold::OnDeadlock::Fail,
+            OnDeadlock::Wait => leasehold::OnDeadlock::Wait,
+        });
         match &self.owner {
             Some(owner) => lock.owner(owner),
             None => lock,
@@ -235,6 +267,7 @@ impl Request {
             (None, WaitPolicy::Within(_)) if error.kind() == ErrorKind::Unavailable => {
                 self.no_holder_seen(&error)
             }
+            (None, _) if error.kind() == ErrorKind::Deadlock => Failure::from(error),
             // The command has not started, so nothing ran without the lock and this is not a loss.
             (None, _) => Failure { code: FAILED, ..Failure::from(error) },
         }

@@ -4,6 +4,8 @@ mod objects;
 mod running;
 #[cfg(feature = "serve")]
 mod serving;
+#[cfg(feature = "serve")]
+mod terraform;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -17,6 +19,8 @@ pub(crate) use self::objects::{ObjectArgs, PutArgs, UpdateArgs};
 pub(crate) use self::running::{CommandArgs, ElectArgs, IN_VARIABLE, OnExit, OnLost, OnceArgs, RunArgs};
 #[cfg(feature = "serve")]
 pub(crate) use self::serving::{ServeArgs, Ui};
+#[cfg(feature = "serve")]
+pub(crate) use self::terraform::TerraformArgs;
 use crate::complete::lock_names;
 use crate::mode::Mode;
 
@@ -110,6 +114,10 @@ pub(crate) enum Subcommand {
     Update(UpdateArgs),
     /// Write an object unless a higher token has already written it
     Put(PutArgs),
+    /// Run Terraform or OpenTofu with its state in the store, under the lock NAME
+    #[cfg(feature = "serve")]
+    #[command(visible_alias = "tofu")]
+    Terraform(TerraformArgs),
     /// Hold locks for a client in another language, over stdin and stdout
     #[command(
         after_help = "For programs: a client library starts the agent and exchanges lines of JSON with it. \
@@ -173,6 +181,10 @@ pub(crate) struct ClaimArgs {
     /// Take the lock as soon as it is free, even if other processes have waited for longer
     #[arg(long)]
     pub(crate) barge: bool,
+    /// What to do in a cycle of waiters: this run holds a lock for which another waits, and the other holds LOCK
+    /// [default: fail]
+    #[arg(long, value_name = "ACTION")]
+    pub(crate) on_deadlock: Option<OnDeadlock>,
     /// Exit with N instead of 123 or 124; with 0 and --quiet, also print no error
     #[arg(short = 'E', long, value_name = "N")]
     pub(crate) conflict_exit_code: Option<u8>,
@@ -180,6 +192,16 @@ pub(crate) struct ClaimArgs {
     pub(crate) timeout: TimeoutArgs,
     #[command(flatten)]
     pub(crate) holder: HolderArgs,
+}
+
+/// What a run does that is in a cycle of waiters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnDeadlock {
+    /// The run that got its other lock last exits with 120
+    #[default]
+    Fail,
+    /// Print the cycle and wait
+    Wait,
 }
 
 // How long a store may take to respond.

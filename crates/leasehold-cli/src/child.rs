@@ -59,6 +59,11 @@ pub(crate) trait Hold: Sync {
     fn remaining(&self) -> Duration;
     /// Completes when the lock is lost. Cancel safe.
     fn lost(&self) -> impl Future<Output = ()> + Send;
+    /// Completes when a lock was acquired since the last call of [`remaining`](Self::remaining), on whose result the
+    /// caller has acted. Cancel safe.
+    fn changed(&self) -> impl Future<Output = ()> + Send {
+        std::future::pending()
+    }
 }
 
 /// The rules for supervising a command.
@@ -329,6 +334,7 @@ impl Running {
                 biased;
                 status = self.process.wait() => break status,
                 () = hold.lost(), if !lost => lost = true,
+                () = hold.changed() => {}
                 signal = signals.next() => pending = Some(signal),
                 () = clock.sleep(pause) => {}
             }

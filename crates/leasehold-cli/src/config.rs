@@ -38,6 +38,7 @@ struct File {
     owner: Option<String>,
     note: Option<String>,
     on_lost: Option<String>,
+    on_deadlock: Option<String>,
     grace: Option<String>,
     color: Option<String>,
     #[serde(default)]
@@ -191,6 +192,7 @@ impl Settings {
             "owner" => file.owner.clone(),
             "note" => file.note.clone(),
             "on-lost" => file.on_lost.clone(),
+            "on-deadlock" => file.on_deadlock.clone(),
             "grace" => file.grace.clone(),
             "color" => file.color.clone(),
             _ => None,

@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::ValueEnum as _;
 use leasehold::clock::{Clock, SystemClock, timeout};
 use leasehold::lease::StoreOptions;
+use leasehold::observe::{Event, Observer};
 use leasehold::url::StoreUrl;
 use leasehold::{ErrorKind, LockName, Locker};
 use tracing_subscriber::fmt::MakeWriter;
@@ -129,13 +130,29 @@ pub(crate) async fn open_for(
     let progress = WaitProgress::new(name.clone(), Arc::new(SystemClock));
     let mut options = StoreOptions::default();
     options.open_timeout = limit.unwrap_or(options.open_timeout);
-    let opened = progress.show_during(output, open_shared(store, options));
+    let deadlocks = Arc::new(Deadlocks(*output));
+    let opened = async { Ok(open_shared(store, options).await?.observed_by(deadlocks)) };
+    let opened = progress.show_during(output, opened);
     let Some(limit) = limit else { return opened.await };
     // The store gives up by itself, with the cause. Opening a file may hang.
     timeout(&SystemClock, limit + GRACE, opened).await.unwrap_or_else(|| {
         let (shown, limit) = (store.shown(), human::span(limit));
         Err(unavailable(format!("lock `{name}`: the store {shown} did not respond within {limit}")))
     })
+}
+
+/// Prints the cycles of waiters in which this process waits on. The one that gives up prints an error.
+#[derive(Debug)]
+struct Deadlocks(Output);
+
+impl Observer for Deadlocks {
+    fn observe(&self, event: &Event<'_>) {
+        if let Event::Deadlock { cycle, fails: false, .. } = event
+            && !self.0.quiet
+        {
+            self.0.warning(&format!("deadlock: {cycle}"));
+        }
+    }
 }
 
 fn unavailable(message: String) -> Failure {

@@ -13,6 +13,8 @@ pub(crate) const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, 
 pub(crate) const NEGATIVE: u8 = 1;
 /// The command line is wrong.
 pub(crate) const USAGE: u8 = 2;
+/// The lock was not acquired, because it waited in a cycle with other waiters, and gave up.
+pub(crate) const DEADLOCK: u8 = 120;
 /// The lock was held for as long as `--max-hold` allows, and CMD was stopped. If CMD ran, replaces its status.
 pub(crate) const LIMIT: u8 = 121;
 /// The lock was lost, or a higher token has written the object. If CMD ran, replaces its status, so that work done
@@ -126,6 +128,7 @@ impl From<Error> for Failure {
             // `run` and `update` report a loss as LOST, because they may already have run a command.
             ErrorKind::Lost => NEGATIVE,
             ErrorKind::Conflict => TIMED_OUT,
+            ErrorKind::Deadlock => DEADLOCK,
             _ => FAILED,
         };
         Self { help: error.help().to_vec(), ..Self::new(code, &error.kind().to_string(), error.to_string()) }

@@ -24,6 +24,7 @@ use crate::config::{Settings, Store};
 use crate::context::{self, Context};
 use crate::exit::{Exit, FAILED, Failure, LIMIT, LOST};
 use crate::names::Names;
+use crate::nesting;
 use crate::output::{Output, human, json, print_on_stderr};
 use crate::report::{self, EarlierRun, MetricsFile, Report};
 use crate::signals::Signals;
@@ -60,6 +61,8 @@ pub(crate) struct Job {
     file: Option<PathBuf>,
     metrics: Option<MetricsFile>,
     report: Report,
+    /// Whether the lock is that of a ticket.
+    is_by_ticket: bool,
 }
 
 /// An open store, with the signals for leasehold or its command.
@@ -142,6 +145,7 @@ impl Job {
             metrics,
             report: Report { lock: names.to_string(), store: store.shown(), ..Report::default() },
             named_store: store.for_command(),
+            is_by_ticket: false,
             store,
         })
     }
@@ -267,6 +271,7 @@ impl Job {
 
     /// Resumes and renews the lock of `ticket`.
     pub(crate) async fn resume(&mut self, ticket: &Ticket, session: &mut Session) -> Result<Guard, Failure> {
+        self.is_by_ticket = true;
         let Session { locker, signals, .. } = session;
         let resumed = signals.unless_interrupted(async {
             locker.resume(ticket).await.map_err(|error| {
@@ -283,6 +288,12 @@ impl Job {
             dismiss(&mut session.prepared).await;
         }
         resumed
+    }
+
+    /// Returns the name of the lock.
+    #[cfg(feature = "serve")]
+    pub(crate) fn lock(&self) -> &LockName {
+        self.names.first()
     }
 
     /// Returns whether the latest run lost the lock.
@@ -354,11 +365,7 @@ impl Job {
         let stopped = matches!(&ended, Ok(Some(Ended { stopped: true, .. })));
         let at_limit = match &loss {
             Some(error) => is_limit(error),
-            // The command is stopped a little before the limit.
-            None => {
-                let before = self.plan.grace.max(self.plan.margin());
-                stopped && guard.limit().is_some_and(|limit| limit.remaining(clock.now()) <= before)
-            }
+            None => stopped && self.is_near_limit(&guard, &**clock),
         };
         let ending = match completion.cooldown(&ended).filter(|_| loss.is_none()) {
             _ if at_limit => Ending::AtLimit,
@@ -380,6 +387,60 @@ impl Job {
             Some(error) => self.unrecorded(context, &error, exit),
             None => exit,
         })
+    }
+
+    /// Runs the command, which acquires locks from `backend`, with these `variables`. Releases the lock that it leaves,
+    /// and returns how leasehold ends.
+    #[cfg(feature = "serve")]
+    pub(crate) async fn run_beside(
+        &mut self,
+        context: &Context,
+        session: &mut Session,
+        backend: &Arc<leasehold_serve::StateBackend>,
+        variables: Vec<(&'static str, String)>,
+    ) -> Result<Exit, Failure> {
+        let Session { clock, signals, .. } = session;
+        signals.add_others(!child::is_interactive()).map_err(signal_error)?;
+        let mut prepared = Prepared::start(&self.command, self.plan)?;
+        backend.set_processes(prepared.prepare()?);
+        let of_outer_run = ["LEASEHOLD_LOCK", "LEASEHOLD_TOKEN", "LEASEHOLD_TOKENS", "LEASEHOLD_PERMIT"]
+            .map(|name| (name, None));
+        let variables = variables.into_iter().map(|(name, value)| (name, Some(value)));
+        let environment = variables.chain(of_outer_run).collect();
+        let ended = self.launch(prepared, environment, backend, signals, &**clock, &context.output).await;
+        // A signal that ended the command must not interrupt the release.
+        signals.discard_pending();
+        let stopped = matches!(&ended, Ok(Ended { stopped: true, .. }));
+        let left = backend.close().await;
+        self.report.token = left.token;
+        let mut loss = left.loss;
+        let mut at_limit = loss.as_ref().is_some_and(is_limit);
+        if let Some(guard) = left.guard {
+            if let Err(error) = guard.check() {
+                at_limit = is_limit(&error);
+                loss.get_or_insert(error);
+            } else {
+                at_limit = stopped && self.is_near_limit(&guard, &**clock);
+            }
+            let ending = if at_limit { Ending::AtLimit } else { Ending::Release };
+            // Without a cooldown, there is nothing to record.
+            let _ = self.end_lease(context, guard, &mut loss, session, ending).await;
+        }
+        if !left.was_asked
+            && ended.as_ref().is_ok_and(|ended| ended.status.success())
+            && !context.output.quiet
+        {
+            context.output.warning(
+                "the command did not ask for its state; if it uses one, its configuration needs: backend \"http\" {}",
+            );
+        }
+        Ok(self.conclude(context, Some(ended?), loss, at_limit))
+    }
+
+    /// Returns whether a command that was stopped was stopped because of the limit, a little before it.
+    fn is_near_limit(&self, guard: &Guard, clock: &dyn Clock) -> bool {
+        let before = self.plan.grace.max(self.plan.margin());
+        guard.limit().is_some_and(|limit| limit.remaining(clock.now()) <= before)
     }
 
     /// Runs the command. Returns `None` if the lock was lost before the command started.
@@ -405,19 +466,31 @@ impl Job {
             ("LEASEHOLD_TOKEN", guard.token().ok().map(|token| token.to_string())),
             ("LEASEHOLD_PERMIT", self.report.permit.map(|permit| permit.to_string())),
         ];
-        environment.extend(OF_ONE_RUN.map(|variable| (variable, None)));
-        environment.extend(self.named_store.clone());
+        // Other users of a ticket may release its lock before the command ends.
+        environment.push(nesting::inside(locker, (!self.is_by_ticket).then_some(guard)));
         let mut prepared = prepared.map_or_else(|| Prepared::start(&self.command, self.plan), Ok)?;
         match add_processes(&mut prepared, guard, locker).await {
-            Ok(true) => {
-                let running = prepared.launch(&self.command, &environment)?;
-                running.supervise(guard, signals, clock, output).await.map(Some)
-            }
+            Ok(true) => self.launch(prepared, environment, guard, signals, clock, output).await.map(Some),
             refused => {
                 prepared.dismiss().await;
                 refused.map(|_| None)
             }
         }
+    }
+
+    /// Runs the command with `environment`, and stops it before `hold` ends.
+    async fn launch(
+        &self,
+        prepared: Prepared,
+        mut environment: Vec<(&'static str, Option<String>)>,
+        hold: &impl Hold,
+        signals: &mut Signals,
+        clock: &dyn Clock,
+        output: &Output,
+    ) -> Result<Ended, Failure> {
+        environment.extend(OF_ONE_RUN.map(|variable| (variable, None)));
+        environment.extend(self.named_store.clone());
+        prepared.launch(&self.command, &environment)?.supervise(hold, signals, clock, output).await
     }
 }
 

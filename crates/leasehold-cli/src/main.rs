@@ -16,6 +16,7 @@ mod job;
 mod leader_page;
 mod mode;
 mod names;
+mod nesting;
 mod object;
 #[cfg(feature = "otlp")]
 mod otlp;

@@ -78,7 +78,7 @@ impl From<AlreadyRan> for EarlierRun {
 impl Report {
     pub(crate) fn failed(mut self, failure: &Failure) -> Self {
         self.outcome = match failure.kind.as_str() {
-            kind @ ("held" | "lost" | "limit" | "timed_out" | "interrupted" | "not_found"
+            kind @ ("held" | "deadlock" | "lost" | "limit" | "timed_out" | "interrupted" | "not_found"
             | "not_executable") => kind.to_owned(),
             _ => "failed".to_owned(),
         };

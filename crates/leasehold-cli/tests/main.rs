@@ -16,3 +16,5 @@ mod serve;
 mod servers;
 #[cfg(feature = "sqlite")]
 mod support;
+#[cfg(all(feature = "all-stores", feature = "serve"))]
+mod terraform;

@@ -39,6 +39,9 @@ fn a_day_on(url: &str) {
     assert!(["released steps\n", ""].contains(&&*ran.stdout), "{ran:?}");
     sandbox.run(&format!("release -s {url} {ticket}")).expect(1);
     several_holders(&sandbox, url);
+    if !url.contains("protocol=existence") {
+        crate::cli::deadlock::opposite_orders(&sandbox, url);
+    }
     // Read the history.
     let history = on("history deploy/prod");
     match history.code {

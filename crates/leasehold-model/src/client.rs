@@ -213,12 +213,13 @@ impl Turn<'_> {
         }
     }
 
-    /// Returns a token from the store's clock. It is above all committed tokens, and above the tokens of earlier
-    /// creates of the same claim.
+    /// Returns a token from the lower bound of the store's clock. It is above all tokens that were committed before this
+    /// tick, and above the tokens of earlier creates of the same claim.
     fn clock(&mut self, who: Who) -> Token {
         let created = self.client(who).attempts().iter().filter(|attempt| attempt.created);
         let latest = created.map(|attempt| attempt.token).max().unwrap_or(0);
-        1 + self.world.highest.max(latest)
+        let by_clock = if self.model.scope.deletions > 0 { self.world.by_clock } else { self.world.highest };
+        1 + by_clock.max(latest)
     }
 
     /// Lets the user believe in the grant, or returns the grant if its time is already over.

@@ -291,7 +291,8 @@ impl LeaseModel {
             if world.budget.edits > 0 {
                 actions.push(Action::Edit);
             }
-            if world.settled && world.budget.deletions > 0 {
+            let spared = world.granted_now && !self.scope.deletes_new_grants;
+            if !spared && world.budget.deletions > 0 {
                 actions.push(Action::Delete);
             }
         }

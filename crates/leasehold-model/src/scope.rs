@@ -25,8 +25,10 @@ pub struct Scope {
     pub evictions: u8,
     /// How many times the record is edited without changing its meaning.
     pub edits: u8,
-    /// How many times the record is deleted by hand. It is never deleted within the tick in which it was written.
+    /// How many times the record is deleted by hand.
     pub deletions: u8,
+    /// Whether the record is also deleted within the tick of a grant. Tokens then do not always rise.
+    pub deletes_new_grants: bool,
     /// How many times a client that holds the lock is copied while it runs. The copy replaces an idle client.
     pub copies: u8,
     /// Whether the first two clients are servers that act for one claim. The client of the claim sends its request to
@@ -53,6 +55,7 @@ impl Scope {
         evictions: 0,
         edits: 0,
         deletions: 0,
+        deletes_new_grants: false,
         copies: 0,
         replicas: false,
         record_exists: true,

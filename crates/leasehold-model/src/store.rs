@@ -40,7 +40,9 @@ impl Turn<'_> {
                 *asked = (*asked + 1).min(contender_limit);
             }
         }
-        world.settled = model.scope.deletions > 0 && world.store.is_some();
+        if model.scope.deletions > 0 {
+            (world.granted_now, world.by_clock) = (false, world.highest);
+        }
         if model.scope.store_clock {
             world.each_record(|record| {
                 if record.held {
@@ -102,7 +104,6 @@ impl Turn<'_> {
         let untouched = self.world.budget.deletions == self.model.scope.deletions;
         let world = &mut self.world;
         let before = std::mem::replace(&mut world.store, request.write);
-        world.settled = false;
         let is_shared =
             |record: &Record| self.model.scope.replicas && record.held && record.grant == crate::SHARED_CLAIM;
         let (had, has) =
@@ -119,6 +120,7 @@ impl Turn<'_> {
         let goes_on =
             |before: Record| before.held && (before.grant, before.token) == (record.grant, record.token);
         if !before.is_some_and(goes_on) {
+            world.granted_now = self.model.scope.deletions > 0;
             let sender = &world.clients[usize::from(request.from)];
             let attempt = sender.attempts().iter().find(|attempt| attempt.nonce == request.nonce);
             // The lowest token that will be reported for this grant.
@@ -178,7 +180,6 @@ impl Turn<'_> {
                 *landed &= deleted.is_some_and(|record| record.grant != *claim && !record.remembers(*claim));
             }
         }
-        self.world.settled = false;
     }
 
     /// Exempts the grant in the store from exclusion.

@@ -283,8 +283,10 @@ pub struct Copied {
 pub struct World {
     /// The record in the store.
     pub store: Option<Record>,
-    /// Whether the record has existed for a tick. Tracked only if records are deleted by hand.
-    pub settled: bool,
+    /// Whether a grant was committed in this tick. Tracked only if records are deleted by hand.
+    pub granted_now: bool,
+    /// The highest token that was committed before this tick, if records are deleted by hand.
+    pub by_clock: Token,
     /// The requests in the network. Sorted by content, because the network has no order.
     pub requests: Few<Request, 6>,
     /// The clients. Those beyond the scope do nothing.

@@ -30,6 +30,12 @@ fn with_records_deleted_by_hand_no_counterexample_exists() {
     }
 }
 
+/// This is the only case in which a token may be too low.
+#[test]
+fn a_record_deleted_within_the_tick_of_its_grant_lowers_a_token() {
+    is_broken(TOLD_TOKENS_RISE, LeaseModel::new(Scope { deletes_new_grants: true, ..Scope::BY_HAND }));
+}
+
 #[test]
 fn without_distances_for_clock_rates_a_fast_contender_overlaps() {
     let model = LeaseModel::new(Scope::NETWORK);

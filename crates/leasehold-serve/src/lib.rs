@@ -13,7 +13,8 @@
 //! - `app`: the state that all routes share. `feed`: the events for viewers. `audit`: the audit log. `grants`: the
 //!   grants that the server has seen. `limits`, `rates`, `wrong_tokens`: how much a caller may do.
 //!   `examiner`: the doctor, for the dashboard.
-//! - `leader`: who leads an election, for `leasehold elect --http`.
+//! - `leader`: who leads an election, for `leasehold elect --http`. `terraform`: the state of Terraform, for
+//!   `leasehold terraform`.
 
 mod access;
 mod api;
@@ -34,6 +35,7 @@ mod problem;
 mod rates;
 mod readiness;
 mod server;
+mod terraform;
 mod tls;
 mod trace;
 mod ui;
@@ -45,4 +47,5 @@ pub use self::access::{Access, InvalidAccess};
 pub use self::app::{Dashboard, Settings};
 pub use self::leader::{LeaderListener, LeaderPage};
 pub use self::server::{ServeError, Server};
+pub use self::terraform::{Acquire, Closed, StateBackend, StateListener, Warn};
 pub use self::tls::{InvalidTls, Tls};

@@ -24,6 +24,7 @@ readonly GO_PROGRAMS=(
     "gofakes3 github.com/johannesboyne/gofakes3/cmd/gofakes3 v0.0.0-20240701191259-edd0227ffc37" # ignores preconditions
     "actionlint github.com/rhysd/actionlint/cmd/actionlint v1.7.12" # no server: checks the workflows in .github
 )
+readonly OPENTOFU=v1.9.0
 readonly GO_VERSION=1.26.8                    # downloaded if go is too old to download a toolchain itself
 
 install_servers() { one_at_a_time install_all; }
@@ -47,7 +48,7 @@ install_all() {
     local program installs=(
         "install_python $MOTO moto[server]" "install_python $GCP_STORAGE_EMULATOR" "install_python $AWS_CLI" install_java
         install_go_peers install_client_go_peer install_s3s_fs "install_python_peer redis $REDIS_PY" "install_python_peer azure $STORAGE_BLOB_PY" install_node_peer install_azurite
-        install_kube_apiserver install_kubectl "install_unpacked nginx prometheus" install_guide_python install_guide_node
+        install_kube_apiserver install_kubectl install_opentofu "install_unpacked nginx prometheus" install_guide_python install_guide_node
     )
     for program in "${GO_PROGRAMS[@]}"; do
         installs+=("install_go_program $program")
@@ -431,6 +432,18 @@ install_kube_apiserver() { install_go_module "$(kube_apiserver)" "$SERVER_FILES/
 kubectl() { printf '%s/kubectl-%s/kubectl' "$CACHE" "$(digest "$SERVER_FILES"/kubectl/*)"; }
 
 install_kubectl() { install_go_module "$(kubectl)" "$SERVER_FILES/kubectl" .; }
+
+# opentofu: prints its path.
+opentofu() { printf '%s/opentofu-%s/tofu' "$CACHE" "$OPENTOFU"; }
+
+# Builds in the folder of the module, because its `replace` directives count only there.
+install_opentofu() {
+    local folder
+    [[ -x $(opentofu) ]] && return 0
+    folder=$(cd / && GOTOOLCHAIN=auto "$GO" mod download -json "github.com/opentofu/opentofu@$OPENTOFU" |
+        sed -n 's/^\t"Dir": "\(.*\)",*$/\1/p')
+    [[ -d $folder ]] && install_go_module "$(opentofu)" "$folder" ./cmd/tofu
+}
 
 # Sets GO to a go command that can build the programs. Since 1.21, go downloads the toolchain that a module requires. An
 # older go (Debian 12 has 1.19) can still download that toolchain, because it is published as a module.

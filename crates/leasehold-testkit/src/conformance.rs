@@ -33,6 +33,7 @@
 //! [`ErrorKind::Unsupported`](leasehold::ErrorKind::Unsupported). No case is skipped.
 
 mod client;
+mod deadlock;
 mod election;
 mod eviction;
 mod frozen;
@@ -62,6 +63,7 @@ use futures_util::future::BoxFuture;
 use leasehold::LockName;
 use leasehold::lease::{LeaseStore, Ttl};
 
+pub use self::deadlock::*;
 pub use self::election::*;
 pub use self::eviction::*;
 pub use self::frozen::*;
@@ -198,6 +200,7 @@ cases! {
         a_waiter_is_woken_by_a_release
         a_waiter_that_comes_after_the_release_is_not_left_waiting
         waiters_are_granted_the_lock_in_order
+        the_line_shows_the_locks_that_a_waiter_holds
         a_waiter_is_woken_by_an_eviction
         one_of_many_racing_claims_is_granted
         one_of_many_racing_takeovers_succeeds
@@ -218,6 +221,7 @@ cases! {
         a_contender_with_a_longer_ttl_waits_no_longer_for_it
         a_waiter_that_died_is_passed_over
         a_hundred_tasks_share_a_lock
+        one_of_two_waiters_in_a_cycle_fails
         dropping_a_guard_releases_its_lock
         an_acquisition_given_up_leaves_nothing_behind
         with_holds_the_lock_while_its_body_runs

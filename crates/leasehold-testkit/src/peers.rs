@@ -20,6 +20,9 @@ impl Program {
     /// The folder `node_modules` with the packages that the guides import.
     pub const GUIDE_NODE: Self = Self::tool("LEASEHOLD_TEST_GUIDE_NODE");
 
+    /// OpenTofu.
+    pub const OPENTOFU: Self = Self::tool("LEASEHOLD_TEST_OPENTOFU");
+
     /// Defines a tool whose path is in the environment variable `variable`.
     pub const fn tool(variable: &'static str) -> Self {
         Self { variable, server: None }

@@ -30,6 +30,7 @@ cases! {
     attributes_of_other_clients_stay_in_an_item
     tokens_rise_after_another_client_restores_an_old_one
     tokens_rise_after_another_client_removes_the_token
+    tokens_rise_although_each_item_is_deleted_at_once
     each_heartbeat_of_another_client_prolongs_its_lease
     a_job_that_only_tries_takes_over_from_a_dead_client
     a_cooldown_keeps_another_client_waiting
@@ -82,6 +83,11 @@ impl Table {
 
     async fn put(&self, item: Item) {
         self.client.put_item().table_name(&self.table).set_item(Some(item)).send().await.unwrap();
+    }
+
+    async fn delete(&self) {
+        let request = self.client.delete_item().table_name(&self.table).key("key", s(&self.key));
+        request.send().await.unwrap();
     }
 
     /// Returns the item that AWS's client writes when it is granted the lock for `lease_ms`.
@@ -166,6 +172,17 @@ async fn tokens_rise_after_another_client_restores_an_old_one(table: &Table) {
         assert!(guard.token().unwrap() > last, "{} after {last}", guard.token().unwrap());
         last = guard.token().unwrap();
         guard.release().await.unwrap();
+    }
+}
+
+/// AWS's lock client deletes the item of a lock that it releases.
+async fn tokens_rise_although_each_item_is_deleted_at_once(table: &Table) {
+    let mut last = table.token().await;
+    for _ in 0..20 {
+        table.delete().await;
+        let token = table.token().await;
+        assert!(token > last, "{token} after {last}");
+        last = token;
     }
 }
 

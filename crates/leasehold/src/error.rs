@@ -79,6 +79,9 @@ pub enum ErrorKind {
     Unsupported,
     /// The content of the store cannot be understood. Nothing was overwritten.
     Corrupt,
+    /// Several waiters wait for each other, and this one has given up so that the others can go on. Stop the work under
+    /// the locks that are held, and try again later. See [`Lock::while_holding`](crate::Lock::while_holding).
+    Deadlock,
     /// Other writers changed the object during each attempt to update it. Try again later, or allow more attempts.
     Conflict,
 }
@@ -94,6 +97,7 @@ impl ErrorKind {
             Self::Invalid => "invalid",
             Self::Unsupported => "unsupported",
             Self::Corrupt => "corrupt",
+            Self::Deadlock => "deadlock",
             Self::Conflict => "conflict",
         }
     }

@@ -61,6 +61,7 @@ fn every_format_has_its_golden_files() {
             "1-kubernetes-held.json",
             "1-leading.json",
             "1-limit.json",
+            "1-line-nested.json",
             "1-line.json",
             "1-probe-marker.json",
             "1-sqlite-processes.json",

@@ -11,7 +11,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::Deadline;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lease::{Grant, Loss, LossReason, Released, Token};
+use crate::lease::{Grant, HeldLock, Loss, LossReason, Released, Token};
+use crate::runtime::deadlock::Held;
 use crate::runtime::limit::Limit;
 use crate::runtime::open_store::OpenStore;
 use crate::runtime::renewer::{Command, Hold, RenewerHandle, bind, keep};
@@ -106,6 +107,15 @@ impl Guard {
     /// Returns the name of the lock, or of the first of several locks.
     pub fn name(&self) -> &LockName {
         &self.hold.lock.name
+    }
+
+    /// Returns the locks of this hold, as waiters tell that they hold them, with the store of each.
+    pub(crate) fn held(&self) -> impl Iterator<Item = (&OpenStore, Held)> {
+        let with_token = self.each().map(|guard| &guard.hold).filter(|hold| hold.capabilities.tokens);
+        with_token.map(|hold| {
+            let lock = HeldLock { name: hold.lock.name.clone(), token: hold.granted };
+            (&*hold.opened, Held { lock, over: Some(hold.state.over()) })
+        })
     }
 
     /// Returns the fencing token, which is greater than the token of every earlier grant of this lock.
@@ -258,6 +268,14 @@ impl Guard {
     /// Returns `None` without a limit. Local, no I/O.
     pub fn limit(&self) -> Option<Deadline> {
         self.each().filter_map(|guard| Some(guard.hold.state.limit()?.until)).reduce(Deadline::earliest)
+    }
+
+    /// Limits the hold to `max_hold` from now on, unless it has a limit.
+    pub(crate) fn limit_to(&self, max_hold: Duration) {
+        let limit = Limit::new(max_hold, self.hold.state.now());
+        for guard in self.each() {
+            guard.hold.state.limit_to(limit);
+        }
     }
 
     /// Releases the lock like [`release`](Self::release), because the work took too long. The history then shows that the

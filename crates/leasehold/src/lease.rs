@@ -33,8 +33,8 @@ use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::types::LockName;
 pub use crate::types::{
-    End, Eviction, Holder, HolderInfo, Id, Loss, LossReason, PastGrant, Secret, State, Status, Token, Ttl,
-    Waiter, attempt_limit, deadline, printable,
+    End, Eviction, HeldLock, Holder, HolderInfo, Id, Loss, LossReason, Nested, PastGrant, Secret, State,
+    Status, Token, Ttl, Waiter, attempt_limit, deadline, printable,
 };
 
 /// The largest number of tokens of one grant.

@@ -109,4 +109,4 @@ pub use self::proof::doctor;
 pub use self::protocol::RegisterLeases;
 pub use self::register::Register;
 pub use self::ticket::{HeldTicket, Ticket};
-pub use self::types::{InvalidValue, LockName};
+pub use self::types::{InvalidValue, LockName, OnDeadlock};

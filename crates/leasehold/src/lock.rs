@@ -8,14 +8,17 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::guard::Guard;
-use crate::lease::{Claim, Holder, HolderInfo, LONGEST_PAUSE, LastError, PermitQueue, Ttl};
+use crate::lease::{
+    Claim, HeldLock, Holder, HolderInfo, Id, LONGEST_PAUSE, LastError, Nested, PermitQueue, Token, Ttl,
+};
 use crate::locker::Locker;
 use crate::runtime::acquisition::{Acquisition, Request, Wait, unknown_holder};
+use crate::runtime::deadlock::{Detector, Held};
 use crate::runtime::hand_off::Terms;
 use crate::runtime::outage::{Outage, WaitLimit, store_timeout};
 use crate::runtime::queue::{OnWait, Queue};
 use crate::runtime::renewer::Hold;
-use crate::types::{LockName, MAX_HOLD, is_unprintable};
+use crate::types::{LockName, MAX_HOLD, MAX_NESTED, OnDeadlock, is_unprintable};
 use crate::view::ms;
 
 /// The maximum length of a holder's name and note in a record, in characters.
@@ -59,6 +62,11 @@ pub struct Lock {
     last_error: LastError,
     /// For how long an acquisition may wait for other processes, if that is limited.
     limit: Option<Duration>,
+    /// The locks that the caller holds while it waits for this one.
+    holds: Vec<Held>,
+    on_deadlock: OnDeadlock,
+    /// What another process tells about the locks that it holds.
+    nested: Option<Box<Nested>>,
 }
 
 impl Lock {
@@ -71,6 +79,9 @@ impl Lock {
             store_timeout: None,
             last_error: LastError::default(),
             limit: None,
+            holds: Vec::new(),
+            on_deadlock: OnDeadlock::Fail,
+            nested: None,
             holder: locker.holder().clone(),
             on_wait: None,
             passes_on: true,
@@ -163,9 +174,53 @@ impl Lock {
             name: kept(&holder.name),
             host: kept(&holder.host),
             note: holder.note.as_deref().map(kept),
+            nested: None,
             ..holder
         };
+        self.nested = holder.nested;
         self.for_another = true;
+        self
+    }
+
+    /// Says that the caller holds `guard` until the acquisition ends, and cannot release it before. May be called for
+    /// several guards; the first eight count.
+    ///
+    /// While [`acquire`](Self::acquire) waits, others see which locks the waiter holds
+    /// ([`Holder::holds`](crate::Holder::holds)). If the waiters wait for each other in a cycle, all of them log it, and
+    /// one fails with [`ErrorKind::Deadlock`](crate::ErrorKind::Deadlock), usually within half a minute
+    /// ([`on_deadlock`](Self::on_deadlock)). A wait for the lock of `guard` itself fails at once.
+    ///
+    /// A waiter with a limit ends by itself, so it is in no cycle. Neither are waiters for permits and for shared holds,
+    /// and claims that [barge](Self::barge). Cycles are found in one store, if it has
+    /// [tokens](crate::lease::Capabilities::tokens) and [keeps a line](crate::lease::Capabilities::fifo).
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let locker = leasehold::Locker::open("mem:").await?;
+    /// let outer = locker.lock("a").acquire().await?;
+    /// let inner = locker.lock("b").while_holding(&outer).acquire().await?;
+    /// # drop((inner, outer));
+    /// # Ok::<_, leasehold::Error>(()) }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn while_holding(mut self, guard: &Guard) -> Self {
+        let opened = self.locker.opened().clone();
+        self.holds.extend(guard.held().filter(|(store, _)| store.is_same(&opened)).map(|(_, held)| held));
+        self
+    }
+
+    /// Like [`while_holding`](Self::while_holding), for a lock of this store that another process holds until this
+    /// acquisition ends: one that has started this process and waits for its end. The `token` is that of its guard.
+    #[must_use]
+    pub fn while_other_holds(mut self, lock: LockName, token: Token) -> Self {
+        self.holds.push(Held { lock: HeldLock { name: lock, token }, over: None });
+        self
+    }
+
+    /// Sets what happens if the acquisition is in a cycle of waiters. See [`while_holding`](Self::while_holding).
+    #[must_use]
+    pub fn on_deadlock(mut self, action: OnDeadlock) -> Self {
+        self.on_deadlock = action;
         self
     }
 
@@ -203,7 +258,7 @@ impl Lock {
     /// [`ErrorKind::Invalid`]: crate::ErrorKind::Invalid
     pub async fn acquire(&self) -> Result<Guard> {
         let claim = self.claim()?;
-        let queue = self.queue(&claim.name);
+        let queue = self.queue_of(&claim);
         let terms = (self.passes_on && !claim.detached).then(|| Terms::of(&claim));
         let request = Request { terms, ..self.request(claim, Wait::Yes) };
         Acquisition::enter(request, queue).outcome().await.map(Guard::of)
@@ -338,7 +393,8 @@ impl Lock {
 
     /// Returns the lock called `name` with the same settings.
     pub(crate) fn renamed(&self, name: &LockName) -> Self {
-        Self { name: name.to_string(), ..self.clone() }
+        // Permits have no cycles: a waiter takes any of them.
+        Self { name: name.to_string(), holds: Vec::new(), nested: None, ..self.clone() }
     }
 
     /// Adds a callback that runs whenever a waiting acquisition learns which process holds the lock.
@@ -350,6 +406,13 @@ impl Lock {
                 on_wait(held);
             }
         })
+    }
+
+    /// Returns the lock without its limit, which others still see, and the limit.
+    pub(crate) fn without_limit(mut self) -> (Self, Option<Duration>) {
+        let limit = self.max_hold.take();
+        self.holder.max_hold_ms = limit.map(ms).or(self.holder.max_hold_ms);
+        (self, limit)
     }
 
     pub(crate) fn locker(&self) -> &Locker {
@@ -401,11 +464,23 @@ impl Lock {
         claim.detached = self.for_another || self.holder.pid == 0;
         claim.barges = self.barges;
         claim.permit_queue = self.permit_queue.clone();
+        claim.nested = self.nested.clone().or_else(|| self.nested(claim.id));
         Ok(claim)
     }
 
+    /// Returns what an acquisition with this id tells about the locks that its caller holds.
+    fn nested(&self, id: Id) -> Option<Box<Nested>> {
+        let holds: Vec<_> = self.holds.iter().map(|held| held.lock.clone()).take(MAX_NESTED).collect();
+        let tells = !holds.is_empty() && self.limit.is_none() && !self.barges;
+        let stays = self.on_deadlock == OnDeadlock::Wait;
+        tells.then(|| Box::new(Nested { holds, id, seen: Vec::new(), stays }))
+    }
+
     fn request(&self, claim: Claim, wait: Wait) -> Request {
+        let detects = self.nested.is_none() && claim.nested.is_some();
+        let now = || self.locker.store().env().now();
         Request {
+            detector: detects.then(|| Detector::new(self.holds.clone(), now())),
             opened: self.locker.opened().clone(),
             claim,
             terms: None,
@@ -426,6 +501,12 @@ impl Lock {
     /// Starts measuring how long the store has not responded.
     pub(crate) fn outage(&self) -> Outage {
         Outage::new(self.locker.opened(), &self.name, self.store_timeout)
+    }
+
+    /// Returns the queue of the waiting `claim`. A waiter that tells which locks it holds has a place of its own in the
+    /// line, where others see it.
+    fn queue_of(&self, claim: &Claim) -> Arc<Queue<Hold>> {
+        if claim.nested.is_some() { Queue::alone() } else { self.queue(&claim.name) }
     }
 
     fn queue(&self, name: &LockName) -> Arc<Queue<Hold>> {

@@ -107,6 +107,12 @@ impl Locker {
         Self::sharing(self.0.opened.observed_by(observer))
     }
 
+    /// Returns the part of the URL that identifies the store, without passwords. Returns `None` for a store that was not
+    /// opened with a URL.
+    pub fn store_id(&self) -> Option<&str> {
+        self.0.opened.store_id.as_deref()
+    }
+
     fn sharing(opened: OpenStore) -> Self {
         Self(Arc::new(Shared {
             opened: Arc::new(opened),

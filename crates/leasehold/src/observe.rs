@@ -117,6 +117,17 @@ pub enum Event<'a> {
         /// Whether the lock was acquired. If not, the acquisition failed, or its caller gave up.
         acquired: bool,
     },
+    /// A waiting acquisition is in a cycle of waiters that hold locks. Reported once for each cycle, by each of them. See
+    /// [`Lock::while_holding`](crate::Lock::while_holding).
+    #[non_exhaustive]
+    Deadlock {
+        /// The lock that the acquisition waits for.
+        lock: &'a LockName,
+        /// The waiters and the locks that they hold and wait for, for people.
+        cycle: &'a str,
+        /// Whether this acquisition fails with [`ErrorKind::Deadlock`], so that the others can go on.
+        fails: bool,
+    },
     /// A lock was acquired, from the store or from another task of this process that passed it on.
     #[non_exhaustive]
     Acquired {

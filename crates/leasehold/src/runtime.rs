@@ -4,6 +4,7 @@
 //! without polling it.
 
 pub(crate) mod acquisition;
+pub(crate) mod deadlock;
 pub(crate) mod hand_off;
 pub(crate) mod limit;
 pub(crate) mod open_store;

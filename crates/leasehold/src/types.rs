@@ -4,6 +4,7 @@ mod eviction;
 mod id;
 mod invalid;
 mod name;
+mod nested;
 mod secret;
 mod status;
 mod token;
@@ -14,6 +15,8 @@ pub use self::id::Id;
 pub use self::invalid::InvalidValue;
 pub use self::name::LockName;
 pub(crate) use self::name::is_unprintable;
+pub(crate) use self::nested::MAX_NESTED;
+pub use self::nested::{HeldLock, Nested, OnDeadlock};
 pub use self::secret::Secret;
 pub(crate) use self::status::MAX_HOLD;
 pub use self::status::{

@@ -155,6 +155,27 @@ impl StoreUrl {
         self.options.get(name).map(String::as_str)
     }
 
+    /// Returns the URL of the object `name` in the folder of the locks of this store. Leaves out the options that only
+    /// locks have.
+    ///
+    /// ```
+    /// use leasehold::url::StoreUrl;
+    ///
+    /// let locks = StoreUrl::parse("s3://bucket/tf/?region=eu-west-1&margin=9s")?;
+    /// let state = StoreUrl::parse("s3://bucket/tf/prod.tfstate?region=eu-west-1")?;
+    /// assert_eq!(locks.object("prod.tfstate"), state);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    #[must_use]
+    pub fn object(&self, name: &str) -> Self {
+        let scheme = schemes::find(&self.scheme);
+        let of_locks = |option: &str| scheme.and_then(|s| s.option(option)).is_some_and(|o| o.of_locks);
+        let mut url = self.clone();
+        url.options.retain(|option, _| !of_locks(option));
+        url.path = format!("{}/{name}", self.path.trim_end_matches('/'));
+        url
+    }
+
     /// Returns the parts that distinguish this store from others, in a canonical spelling.
     pub(crate) fn identity(&self) -> Self {
         let authority = self.authority.as_deref();

@@ -230,7 +230,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::types::{End, Eviction, Id};
+    use crate::types::{End, Eviction, HeldLock, Id, Nested};
 
     fn name() -> LockName {
         LockName::new("a").unwrap()
@@ -238,6 +238,12 @@ mod tests {
 
     fn person(name: &str) -> Holder {
         Holder { name: name.into(), host: "h".into(), pid: 3, ..Holder::default() }
+    }
+
+    fn nested() -> Nested {
+        let id = "0f".repeat(16).parse::<Id>().unwrap();
+        let holds = vec![HeldLock { name: LockName::new("b").unwrap(), token: Token::new(9).unwrap() }];
+        Nested { holds, id, seen: vec![id], stays: true }
     }
 
     /// A status in which each field has a value.
@@ -254,7 +260,10 @@ mod tests {
                 end: End::Evicted,
                 evicted: Some(Eviction::new("root", "gone")),
             }],
-            waiters: vec![Waiter { holder: person("bob"), waited: Some(Duration::from_millis(2)) }],
+            waiters: vec![Waiter {
+                holder: Holder { nested: Some(Box::new(nested())), ..person("bob") },
+                waited: Some(Duration::from_millis(2)),
+            }],
             ..Status::new(
                 name(),
                 State::Held(HolderInfo {
@@ -286,7 +295,16 @@ mod tests {
                 "in_cooldown": false, "reserved": false, "foreign": null,
                 "ahead": 2, "waiter_ahead": { "name": "carol", "host": "h", "pid": 3 },
             },
-            "waiters": [{ "holder": { "name": "bob", "host": "h", "pid": 3 }, "waited_ms": 2 }],
+            "waiters": [{
+                "holder": {
+                    "name": "bob", "host": "h", "pid": 3,
+                    "nested": {
+                        "holds": [{ "name": "b", "token": 9 }], "id": "0f".repeat(16), "seen": ["0f".repeat(16)],
+                        "stays": true,
+                    },
+                },
+                "waited_ms": 2,
+            }],
             "history": [{
                 "token": 6, "grant": "00112233445566778899aabbccddeeff",
                 "holder": { "name": "eve", "host": "h", "pid": 3 },

@@ -52,11 +52,11 @@ async fn all_tasks_without_a_permit_in_time_say_that_all_are_held() {
     }
 }
 
-/// The first grant of a record waits for the store's clock for a second.
 #[tokio::test(start_paused = true)]
 async fn an_attempt_that_is_under_way_is_finished() {
     let world = World::paced();
     let client = world.dated(1);
+    client.network.every(Kind::Write, Outcome::Delayed(SECOND));
     let locker = locker(&client);
     let limit = SECOND / 5;
     locker.lock("a").acquire_within(limit).await.unwrap().release().await.unwrap();

@@ -291,20 +291,17 @@ async fn all_locks_end_before_any_release() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_limit_of_several_locks_is_the_earliest() {
+async fn the_limit_of_several_locks_counts_from_the_last() {
     let world = World::new();
     let (one, two) = (world.observer(1), world.observer(2));
     let last = alone(&one, "c").await;
     let locks = abc(&two).max_hold(SECOND * 60);
-    let began = two.env.now();
     let waiting = tokio::spawn(async move { locks.acquire().await.unwrap() });
     two.env.sleep(SECOND * 20).await;
     last.release().await.unwrap();
     let guard = waiting.await.unwrap();
     let left = guard.limit().unwrap().remaining(two.env.now());
-    // The first lock was granted at the beginning.
-    let waited = two.env.now().shortest_since(began);
-    assert!(waited > SECOND * 15 && left < SECOND * 50, "{left:?} after {waited:?}");
+    assert!(left > SECOND * 55, "without the wait for the last lock: {left:?}");
     assert_eq!(guard.lost().await.reason, LossReason::Limit);
     // The work may still run until the guard is dropped.
     drop(guard);

@@ -197,6 +197,24 @@ async fn an_exclusive_hold_ends_at_its_limit_with_all_its_parts() {
     let _guard = locker(&other).rw_lock("x").ttl(TTL).exclusive_within(SECOND * 5).await.unwrap();
 }
 
+/// The limit does not include the time for which the writer waits for readers.
+#[tokio::test(start_paused = true)]
+async fn the_limit_of_an_exclusive_hold_counts_from_its_last_part() {
+    let world = World::new();
+    let (client, other) = (world.dated(1), world.dated(2));
+    let reader = locker(&other).rw_lock("x").ttl(TTL).shared().await.unwrap();
+    let writer = tokio::spawn({
+        let lock = locker(&client).rw_lock("x").ttl(TTL).max_hold(LIMIT);
+        async move { lock.exclusive().await.unwrap() }
+    });
+    other.env.sleep(LIMIT * 2).await;
+    reader.release().await.unwrap();
+    let guard = writer.await.unwrap();
+    assert!(guard.remaining() > Duration::ZERO);
+    assert!(guard.limit().unwrap().remaining(client.clock.now()) > LIMIT - SECOND);
+    assert_eq!(guard.lost().await.reason, LossReason::Limit);
+}
+
 async fn ticket(client: &Client) -> Ticket {
     limited(client).await.into_ticket().await.unwrap()
 }

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use crate::common::{Client, World, name};
 use leasehold::error::StoreError;
 use leasehold::lease::LeaseStore;
-use leasehold::register::Register as _;
+use leasehold::register::{Precondition, Register as _, Write};
 use leasehold::{ErrorKind, Swept, Token};
 use leasehold_testkit::fault::{Kind, Outcome};
 
@@ -54,6 +56,25 @@ async fn a_grant_before_the_delete_is_sent_is_kept() {
     assert_eq!(network.counts().deletes, 1, "of the version that it saw");
     assert_eq!(world.raw().await["token"], grant.token.get());
     user.leases.renew(&mut grant).await.unwrap();
+}
+
+/// On DynamoDB, the item of the line has the token of the next record.
+#[tokio::test(start_paused = true)]
+async fn a_line_that_was_written_after_the_delete_is_kept() {
+    let world = World::new();
+    let (_, sweeper, _) = old(&world).await;
+    let write = async |expect: Precondition<'_>, text: &'static str| {
+        world.register.write("x.line", expect, Bytes::from_static(text.as_bytes()).into()).await.unwrap()
+    };
+    let Write::Committed(version) = write(Precondition::Absent, "old").await else { panic!("there is none") };
+    sweeper.network.next_delete(Outcome::AnswerStalled);
+    let network = sweeper.network.clone();
+    let swept = tokio::spawn(async move { sweep(&sweeper).await });
+    network.until(|counts| counts.deletes == 1).await;
+    write(Precondition::Version(&version), "new").await;
+    network.deliver().await;
+    assert_eq!(swept.await.unwrap(), Swept::Deleted);
+    assert_eq!(world.register.read("x.line").await.unwrap().unwrap().value, "new");
 }
 
 #[tokio::test(start_paused = true)]

@@ -83,7 +83,8 @@ class StoreError(LeaseholdError):
 
 
 class DeadlockError(LeaseholdError, RuntimeError):
-    """The thread or task holds this lock in a block, and would wait for itself forever."""
+    """The thread or task would wait forever: for a lock that it holds itself, or for another waiter that waits for a
+    lock that this one holds, in a block each."""
 
 
 class AgentError(StoreError):
@@ -125,4 +126,6 @@ def of_message(message: dict[str, Any]) -> LeaseholdError:
         if refused_by is not None:
             return LockLost(text, "refused", help, int(refused_by))
         return LockLost(text, "expired", help)
+    if kind == "deadlock":
+        return DeadlockError(text, help)
     return StoreError(text, kind, help, bool(message.get("maybe_applied")))

@@ -142,7 +142,7 @@ class Lock(BaseLock[Guard]):
         fields = self._settings.request("acquire", within(timeout, context))
         if fields.get("wait_ms") != 0:
             _nested.forbid(self._settings)
-        return self._acquired(fields)
+        return self._acquired(_nested.holding(fields))
 
     def try_acquire(self) -> Guard | None:
         """Acquires the lock if it is free now. Returns ``None`` if another holder has it.

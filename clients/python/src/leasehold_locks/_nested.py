@@ -1,4 +1,4 @@
-"""Detects a thread or task that waits for a lock that it holds itself."""
+"""Detects a thread or task that waits for a lock that it holds itself, and tells the agent what it holds meanwhile."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import threading
 import weakref
 from typing import Any
 
+from . import _shared
+from ._agent import Agent
 from ._errors import DeadlockError
 from ._guard import BaseGuard, log
+from ._hold import Message
 from ._requests import LockSettings
 
 
@@ -50,6 +53,19 @@ def forbid(settings: LockSettings) -> None:
         )
     if len(own) >= permits:
         log.warning("this %s holds %r and waits for itself, unless another releases the guard", who, name)
+
+
+def holding(fields: Message) -> Message:
+    """Returns a request for a lock with the numbers of the holds that the current thread and task have in blocks, which
+    they can leave only after the wait. The innermost one comes first."""
+    agent, task = _shared.kept(), _task()
+    guards = [ref() for of, _, ref in reversed(_here.guards) if (None if of is None else of()) is task]
+    holds = [guard._hold.number for guard in guards if guard is not None and _waits_in(guard, agent)]
+    return {**fields, "holding": holds[:8]} if holds else fields
+
+
+def _waits_in(guard: BaseGuard, agent: Agent | None) -> bool:
+    return guard.in_block and guard._agent is agent and _is_held(guard)
 
 
 def _excludes(held: LockSettings, wanted: LockSettings) -> bool:

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
 
-use super::{END_TIMEOUT, READY_TIMEOUT, Run, now_us, start};
+use super::{END_TIMEOUT, READY_TIMEOUT, Run, granted, now_us, start};
 use crate::environment::Connection;
 use crate::metrics::{RECOVERY_S, RECOVERY_TTLS};
 use crate::program::MeasureError;
@@ -38,9 +38,8 @@ pub(super) async fn measure(
     SystemClock.sleep(TTL + TTL.mul_f64(part)).await;
     let killed = now_us();
     holder.kill().await?;
-    let granted = waiter.expect_line("granted", TTL * MAX_TTLS).await;
-    let granted: u64 = match granted {
-        Ok(when) => when.parse().map_err(|_| MeasureError::Failed(format!("{when:?} is not a time")))?,
+    let granted = match granted(&mut waiter, TTL * MAX_TTLS).await {
+        Ok(when) => when,
         Err(MeasureError::Failed(why)) if why.starts_with("it printed nothing") => {
             return Err(MeasureError::Unsupported(format!(
                 "no other process was granted the lock within {MAX_TTLS} ttls"

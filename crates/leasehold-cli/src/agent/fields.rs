@@ -85,6 +85,18 @@ impl Fields {
         self.integer(name, 0..=MAX_INTEGER)?.ok_or_else(|| missing(name))
     }
 
+    /// Takes the field `name`, a list of at most `most` numbers of holds. By default, it is empty.
+    pub(super) fn numbers(&mut self, name: &str, most: usize) -> Result<Vec<u64>, Refusal> {
+        let refusal = || Refusal::invalid(format!("`{name}` is not a list of at most {most} holds"));
+        match self.0.remove(name) {
+            None => Ok(Vec::new()),
+            Some(Value::Array(list)) if list.len() <= most => {
+                list.iter().map(|number| number.as_u64().ok_or_else(refusal)).collect()
+            }
+            Some(_) => Err(refusal()),
+        }
+    }
+
     /// Takes the field `name`, a fencing token.
     pub(super) fn token(&mut self, name: &str) -> Result<Option<Token>, Refusal> {
         Ok(self.integer(name, 0..=MAX_INTEGER)?.and_then(Token::new))
@@ -175,6 +187,9 @@ mod tests {
             fields(text).milliseconds("a", 1, second).unwrap_err(),
             fields(text).token("a").unwrap_err(),
             fields(text).number("a").unwrap_err(),
+            fields(text).numbers("a", 1).unwrap_err(),
+            fields(r#"{"id":1,"c":[1,2]}"#).numbers("c", 1).unwrap_err(),
+            fields(r#"{"id":1,"c":["hunter2"]}"#).numbers("c", 1).unwrap_err(),
             fields(text).number("c").unwrap_err(),
             fields(text).ticket().unwrap_err(),
             fields(text).finish("status").unwrap_err(),

@@ -1,7 +1,7 @@
 //! A held lock. A task reports its renewals and its loss to the host, until the guard is taken or the lock is lost.
 
-use leasehold::Guard;
 use leasehold::clock::Deadline;
+use leasehold::{Guard, Lock};
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
@@ -12,6 +12,8 @@ use super::pipe::Outbox;
 pub(super) enum HoldRequest {
     /// Give up the guard and end.
     Take(oneshot::Sender<Guard>),
+    /// Return the lock as one for which the host waits while it holds this one.
+    Nest(Lock, oneshot::Sender<Lock>),
     /// Renew at once.
     Renew(oneshot::Sender<leasehold::Result<Deadline>>),
 }
@@ -37,6 +39,7 @@ impl HoldTask {
                         let renewal = self.guard.renew();
                         tokio::spawn(async move { drop(reply.send(renewal.await)) });
                     }
+                    Some(HoldRequest::Nest(lock, reply)) => drop(reply.send(lock.while_holding(&self.guard))),
                     Some(HoldRequest::Take(reply)) => {
                         // If nothing waits for the reply, the guard is dropped, which releases the lock.
                         let _ = reply.send(self.guard);

@@ -23,6 +23,8 @@ struct AcquireRequest {
     kind: Kind,
     policy: WaitPolicy,
     settings: LockSettings,
+    /// The holds that the host keeps while it waits.
+    holding: Vec<u64>,
     report_waiting: bool,
 }
 
@@ -59,6 +61,7 @@ pub(super) fn acquire(
         kind: kind(operation, &mut fields)?,
         policy: policy(operation, &mut fields)?,
         settings: LockSettings::read(&mut fields)?,
+        holding: fields.numbers("holding", MAX_HOLDING)?,
         report_waiting: fields.flag("report_waiting")?,
     };
     fields.finish(operation)?;
@@ -135,10 +138,11 @@ impl LockSettings {
 
 impl AcquireRequest {
     async fn acquire(self, session: Arc<Session>, id: u64, place: HoldPlace) -> Result<Reply, Refusal> {
-        let Self { store, locks, kind, policy, settings, report_waiting } = self;
+        let Self { store, locks, kind, policy, settings, holding, report_waiting } = self;
         let locker = session.stores.open_within(store, settings.store_timeout).await?;
         let Some((first, others)) = locks.split_first() else { return Err(missing("lock")) };
-        let mut lock = settings.apply(locker.lock(first.as_str()));
+        let lock = settings.apply(locker.lock(first.as_str()));
+        let mut lock = session.nested(lock, holding).await?;
         let (seen, reports) = waiting::reports(id, &session.outbox);
         let acquisition = if others.is_empty() {
             if report_waiting {
@@ -198,5 +202,7 @@ pub(super) async fn with_host(
     Ok(Reply::Held(guard, place))
 }
 
+/// The longest list of holds. The library shows the first eight.
+const MAX_HOLDING: usize = 64;
 const MIN_TTL_MS: u64 = Ttl::MIN.as_millis() as u64;
 const MAX_TTL: Duration = Ttl::MAX;

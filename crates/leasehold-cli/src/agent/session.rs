@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join, join_all};
 use leasehold::clock::{Clock as _, Deadline, SystemClock, micros, timeout};
-use leasehold::{Guard, Released};
+use leasehold::{Guard, Lock, Released};
 use rustix::process::Pid;
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
@@ -302,13 +302,28 @@ impl Session {
         Ok(released)
     }
 
-    /// Renews a hold at once. Returns `None` if the hold is over.
-    pub(super) async fn renew(&self, hold: u64) -> Result<Option<Deadline>, Refusal> {
+    /// Returns the task of a hold, or `None` if the hold is over.
+    fn task_of(&self, hold: u64) -> Result<Option<mpsc::Sender<HoldRequest>>, Refusal> {
         let sender = self
             .state(|state| (1..=state.last_hold).contains(&hold).then(|| state.holds.get(&hold).cloned()));
-        let Some(sender) = sender.ok_or_else(|| Refusal::invalid(format!("there is no hold {hold}")))? else {
-            return Ok(None);
-        };
+        sender.ok_or_else(|| Refusal::invalid(format!("there is no hold {hold}")))
+    }
+
+    /// Returns `lock` as one for which the host waits while it has these holds.
+    pub(super) async fn nested(&self, mut lock: Lock, holds: Vec<u64>) -> Result<Lock, Refusal> {
+        for hold in holds {
+            let Some(sender) = self.task_of(hold)? else { continue };
+            let (reply, nested) = oneshot::channel();
+            if sender.send(HoldRequest::Nest(lock.clone(), reply)).await.is_ok() {
+                lock = nested.await.unwrap_or(lock);
+            }
+        }
+        Ok(lock)
+    }
+
+    /// Renews a hold at once. Returns `None` if the hold is over.
+    pub(super) async fn renew(&self, hold: u64) -> Result<Option<Deadline>, Refusal> {
+        let Some(sender) = self.task_of(hold)? else { return Ok(None) };
         let (reply, renewed) = oneshot::channel();
         if sender.send(HoldRequest::Renew(reply)).await.is_err() {
             return Ok(None);

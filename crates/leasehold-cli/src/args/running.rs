@@ -77,7 +77,7 @@ pub(crate) struct RunArgs {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = IN_VARIABLE,
-        conflicts_with_all = ["locks", "try_once", "wait", "barge", "conflict_exit_code", "store_timeout", "HolderArgs", "permits", "shared", "exclusive", "ttl", "max_hold"],
+        conflicts_with_all = ["locks", "try_once", "wait", "barge", "on_deadlock", "conflict_exit_code", "store_timeout", "HolderArgs", "permits", "shared", "exclusive", "ttl", "max_hold"],
     )]
     pub(crate) ticket: Option<OsString>,
     /// Release the lock of the ticket when the command has ended

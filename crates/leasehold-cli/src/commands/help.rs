@@ -58,6 +58,8 @@ pub(super) fn suggested(wanted: &str, failure: Failure) -> Failure {
 const EXIT_CODES: &str = "\
 run, once and elect:
   the command's code, or 128 + signal   the command ended while the lock was held
+  120   deadlock: this run waited for the lock in a cycle with other runs that hold what they wait for, and gave up
+        (--on-deadlock). The command did not run
   121   the lock was held for as long as --max-hold allows: the command was stopped and the lock released. With
         --ticket, the limit is that of the ticket
   122   the lock was lost, or was about to be lost, and the command was stopped. This replaces the command's own code,
@@ -92,10 +94,10 @@ All other subcommands:
   1     negative result: the lock of the ticket is lost (renew, release); the lock is not held with that token (evict);
         a higher token wrote the object (put); the store is not safe for locks (doctor)
   2     the command line is wrong
-  123, 124, 125, 128 + signal   as above. After SIGTERM, serve exits with 0
+  120, 123, 124, 125, 128 + signal   as above. After SIGTERM, serve exits with 0
 
 A command can use these codes itself. To tell the cases apart, use `--report FILE`. The field `outcome` of the JSON
-report is one of exited, signaled, lost, limit, held, timed_out, interrupted, not_found, not_executable, failed. For
+report is one of exited, signaled, lost, limit, held, deadlock, timed_out, interrupted, not_found, not_executable, failed. For
 once also: already_ran, and not_recorded (the command succeeded, but the run could not be recorded in the store).
 ";
 
@@ -110,6 +112,7 @@ Each setting comes from the option, else from the environment, else from config.
   --try                  LEASEHOLD_TRY                  -
   --store-timeout        LEASEHOLD_STORE_TIMEOUT        store_timeout
   --conflict-exit-code   LEASEHOLD_CONFLICT_EXIT_CODE   conflict_exit_code
+  --on-deadlock          LEASEHOLD_ON_DEADLOCK          on_deadlock
   --owner                LEASEHOLD_OWNER                owner
   --note                 LEASEHOLD_NOTE                 note
   --on-lost              LEASEHOLD_ON_LOST              on_lost
@@ -147,6 +150,7 @@ The configuration file is $XDG_CONFIG_HOME/leasehold/config.toml (~/.config/leas
                     variable or from config.toml; the alias; or the URL with *** for the password. Then
                     LEASEHOLD_STORE_SOCKET names a socket from which a leasehold in the command gets the whole URL (Linux)
   LEASEHOLD_RUN     random id of this run
+  LEASEHOLD_HOLDS   the locks of this run and of those around it, from which a leasehold in the command tells a deadlock
 They unset _REPORT, _METRICS_FILE, _VALUE, _ON_EXIT, _PER and _COUNT_FAILURES, which belong to one run.
 
 `serve` exports traces by OTLP over HTTP if OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set, and

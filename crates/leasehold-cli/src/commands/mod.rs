@@ -20,6 +20,8 @@ mod run;
 mod serve;
 mod show;
 mod sweep;
+#[cfg(feature = "serve")]
+mod terraform;
 mod ticket;
 mod update;
 mod wait;
@@ -91,6 +93,8 @@ fn execute(context: &Context, subcommand: Subcommand) -> Result<Exit, Failure> {
         Subcommand::Sweep(args) => on(small_runtime(), sweep::sweep(context, args)),
         Subcommand::Update(args) => on(small_runtime(), update::update(context, args)),
         Subcommand::Put(args) => on(small_runtime(), put::put(context, args)),
+        #[cfg(feature = "serve")]
+        Subcommand::Terraform(args) => on(run_runtime(), terraform::terraform(context, args)),
         Subcommand::Agent => on(run_runtime(), agent::agent(context)),
         #[cfg(feature = "serve")]
         Subcommand::Serve(args) => serve::serve(context, args, started(serve_runtime())?),

@@ -29,6 +29,7 @@ pub(crate) fn config(data: &[u8]) {
                 "owner",
                 "note",
                 "on-lost",
+                "on-deadlock",
                 "grace",
                 "color",
             ] {

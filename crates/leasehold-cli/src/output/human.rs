@@ -168,9 +168,16 @@ pub(crate) fn lock(status: &Status) -> String {
     for (n, waiter) in status.waiters.iter().enumerate() {
         let waited =
             waiter.waited.map_or_else(String::new, |waited| format!(", waiting for {}", span(waited)));
-        row(&format!("waiter {}", n + 1), format!("{}{waited}", waiter.holder));
+        let holds = held_meanwhile(&waiter.holder);
+        row(&format!("waiter {}", n + 1), format!("{}{waited}{holds}", waiter.holder));
     }
     aligned(&rows)
+}
+
+/// Returns `, holds a and b`: the locks that a waiter holds while it waits.
+fn held_meanwhile(waiter: &Holder) -> String {
+    let names: Vec<_> = waiter.holds().iter().map(|lock| lock.name.as_str()).collect();
+    if names.is_empty() { String::new() } else { format!(", holds {}", names.join(" and ")) }
 }
 
 /// Describes the leader: `alice@ci-7 pid 4121 "./serve", term 7, value http://10.0.0.7:8080`.

@@ -2,6 +2,7 @@
 
 mod agent;
 mod bad_input;
+pub(crate) mod deadlock;
 mod doctor;
 mod elect;
 mod help;

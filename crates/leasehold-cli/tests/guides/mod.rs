@@ -49,6 +49,7 @@ guides! {
     jobs_that_hang: "jobs-that-hang.md",
     several_locks: "several-locks.md",
     deploy_lock_in_ci: "deploy-lock-in-ci.md",
+    terraform: "terraform.md",
     leader_election: "leader-election.md",
     one_writer_per_json: "one-writer-per-json.md",
     migrating: "migrating.md",

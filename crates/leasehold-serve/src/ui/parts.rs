@@ -18,6 +18,9 @@ pub(super) fn person(person: &Holder) -> Markup {
     html! {
         (name(person))
         @if let Some(note) = &person.note { span class="note" { (text(note)) } }
+        @for (n, lock) in person.holds().iter().enumerate() {
+            span class="muted" { (if n == 0 { " holds " } else { " and " }) } (lock_link(lock.name.as_str()))
+        }
     }
 }
 

@@ -92,8 +92,7 @@ pub async fn listing_goes_by_prefix(harness: &dyn Harness) {
 /// A listing includes all pages. Stores return at most a thousand names per page.
 pub async fn listing_goes_beyond_a_thousand_locks(harness: &dyn Harness) {
     const LOCKS: usize = 1_050;
-    // Many at once, because a store whose clock shows only seconds delays each of the first grants by about a second.
-    // Not all at once, because other tests may use the same server at the same time.
+    // Many at once, because some stores delay each of the first grants by about a second. Not all at once, because other tests may use the same server at the same time.
     const AT_ONCE: usize = 16;
     let client = Client::open(harness, "one").await;
     let names: BTreeSet<String> = (0..LOCKS).map(|n| format!("many/{n:04}")).collect();

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use leasehold::lease::{AcquireOutcome, Claim, Evicted, Grant, HolderInfo, Token, deadline};
+use leasehold::lease::{
+    AcquireOutcome, Claim, Evicted, Grant, HeldLock, HolderInfo, Nested, Token, deadline,
+};
 
 use super::Harness;
 use super::client::{Client, LONG, name};
@@ -95,6 +97,30 @@ pub async fn waiters_are_granted_the_lock_in_order(harness: &dyn Harness) {
     before.release(&mut grant).await;
 }
 
+/// The line shows which locks a waiter holds, and the record of its grant does not. Applies to stores that keep a line
+/// ([`fifo`](leasehold::lease::Capabilities::fifo)).
+pub async fn the_line_shows_the_locks_that_a_waiter_holds(harness: &dyn Harness) {
+    let holder = Client::open(harness, "holder").await;
+    if !holder.store.capabilities().fifo() {
+        return;
+    }
+    let lock = name("lock");
+    let mut grant = holder.granted(&lock, LONG).await;
+    let waiter = Client::open(harness, "waiter").await;
+    let mut claim = waiter.claim(&lock, LONG);
+    let token = Token::new(7).unwrap();
+    let holds = vec![HeldLock { name: name("a"), token }, HeldLock { name: name("b/c"), token }];
+    claim.nested = Some(Box::new(Nested { holds, id: claim.id, seen: vec![claim.id], stays: true }));
+    let (claim, _) = joins(&waiter, claim).await;
+    let waiters = holder.inspect(&lock).await.waiters;
+    assert_eq!(waiters.first().map(|waiter| &waiter.holder.nested), Some(&claim.nested), "{waiters:?}");
+    holder.release(&mut grant).await;
+    let mut grant = waiter.within("the lock", acquired(&waiter, &claim)).await;
+    let status = holder.inspect(&lock).await;
+    assert_eq!(status.state.holder().unwrap().holder.as_ref(), Some(waiter.who()));
+    waiter.release(&mut grant).await;
+}
+
 /// A waiter that dies without leaving the line is passed over. The next waiter is granted the lock before the one
 /// after it. Applies to stores that keep a line ([`fifo`](leasehold::lease::Capabilities::fifo)).
 pub async fn a_waiter_that_died_is_passed_over(harness: &dyn Harness) {
@@ -130,7 +156,12 @@ pub async fn a_waiter_that_died_is_passed_over(harness: &dyn Harness) {
 /// the holder.
 async fn joined(harness: &dyn Harness, who: &str, ttl: Duration) -> (Client, Claim, HolderInfo) {
     let client = Client::open(harness, who).await;
-    let mut claim = client.claim(&name("lock"), ttl);
+    let claim = client.claim(&name("lock"), ttl);
+    let (claim, held) = joins(&client, claim).await;
+    (client, claim, held)
+}
+
+async fn joins(client: &Client, mut claim: Claim) -> (Claim, HolderInfo) {
     claim.waits = true;
     let joins = async {
         loop {
@@ -143,7 +174,7 @@ async fn joined(harness: &dyn Harness, who: &str, ttl: Duration) -> (Client, Cla
         }
     };
     let held = client.within("joining the line", joins).await;
-    (client, claim, held)
+    (claim, held)
 }
 
 async fn acquired(client: &Client, claim: &Claim) -> Grant {

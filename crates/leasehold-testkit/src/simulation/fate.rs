@@ -12,12 +12,8 @@ use super::plan::{Fault, Store, Workload};
 use super::world::World;
 use super::{LOCK, Plan, SEVERAL};
 
-/// How long a create may be under way after the read that found nothing. It covers a response that is a quarter of
-/// the longest ttl late, the wait for a `Date`, which is exact to a second, and another second until the create's own
-/// response.
-const BRAND_NEW: Duration = Duration::from_secs(4);
-/// How much longer a create may be under way while clocks stand still and no `Date` shows that.
-const CLOCKS_STILL: Duration = Duration::from_secs(2);
+/// The record of a grant that is more recent is not deleted: tokens may then not rise, as documented.
+const RECENT: Duration = Duration::from_secs(3);
 
 /// The source of the faults that affect all machines.
 pub(super) struct Fate {
@@ -126,10 +122,7 @@ impl Fate {
             Store::Register | Store::Server | Store::File => format!("{LOCK}.lock"),
             Store::Objects => LOCK.to_owned(),
         };
-        // The record of a recent grant is not deleted, because another client's create may be under way. The
-        // documentation describes the effect on tokens.
-        let longer = if self.plan().has(Fault::StandStills) { CLOCKS_STILL } else { Duration::ZERO };
-        if self.world.now() < self.world.checker.granted_last(LOCK) + BRAND_NEW + longer {
+        if self.world.now() < self.world.checker.granted_last(LOCK) + RECENT {
             return;
         }
         let register = &self.world.register.inner;

@@ -408,8 +408,7 @@ impl Plan {
             // A process that asks again and again notices a waiter within the longest pause.
             Store::Register | Store::Server | Store::File => 2,
         };
-        // The very first grant also waits for the store's clock.
-        let bound = periods * period + 3 * LONGEST_POLL + Duration::from_millis(2_200);
+        let bound = periods * period + 3 * LONGEST_POLL;
         (self.machines == 2).then_some(bound)
     }
 

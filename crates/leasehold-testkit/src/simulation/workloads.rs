@@ -13,10 +13,6 @@ use super::client::Client;
 use super::plan::{Fault, LONGEST_POLL, Store, Workload};
 use super::{LOCK, SEVERAL};
 
-/// How long a contender may wait for the store's clock, whose responses are exact to a second. It waits before it
-/// creates a record, and again when it finds a record that another contender has just created.
-const CLOCK_WAITS: Duration = Duration::from_millis(2_200);
-
 impl Client {
     /// Acquires the lock or permit that the workload contends for. Returns the guard and how it is held.
     pub(super) async fn acquire(&mut self) -> leasehold::Result<(Guard, Held)> {
@@ -62,7 +58,7 @@ impl Client {
     }
 
     /// Returns how long after its last renewal a lock is free again: ttl (1 + rho) + delta on the slowest clock, a
-    /// poll, the waits for the store's clock, and the time for which requests may be late.
+    /// poll, and the time for which requests may be late.
     pub(super) fn bound(&self) -> Duration {
         let ttl = Ttl::new(self.plan().longest_ttl()).unwrap_or_default();
         // If a release deletes the object, a late create (up to a ttl late, see `Plan::chaos`) may succeed. In other
@@ -76,7 +72,7 @@ impl Client {
         };
         let on_its_clock = ttl.contender_span() + LONGEST_POLL.mul_f64(1.25);
         let on_its_clock = on_its_clock.div_f64(1.0 - RATE_ERROR.max(self.plan().rates()));
-        on_its_clock + CLOCK_WAITS + late + self.plan().failover_grace()
+        on_its_clock + late + self.plan().failover_grace()
     }
 
     /// Returns how long dead waiters can delay a grant. Each line delays from the moment when its lock is free, so the

@@ -147,7 +147,7 @@ impl TestStore for Azure {
     fn bench(&self) -> Bench {
         Bench {
             title: "Azure Blob (Azurite)",
-            scenarios: "abcdei",
+            scenarios: "abcdeij",
             server: Some(|folder| measured(&Azurite, folder)),
         }
     }

@@ -105,7 +105,7 @@ impl TestStore for DynamoDb {
             request: |seen| operation(seen, "/lock"),
             examines_first: false,
             // The first finds no item and reads the time; the second creates the item; the third gives it a token that
-            // is certainly new.
+            // is certainly new. In between, one more, to the item of the line.
             first: &["UpdateItem", "UpdateItem", "UpdateItem"],
             cold: &["UpdateItem"],
             refusal: &["UpdateItem"],
@@ -129,7 +129,7 @@ impl TestStore for DynamoDb {
     fn bench(&self) -> Bench {
         Bench {
             title: "DynamoDB (DynamoDB Local)",
-            scenarios: "abcdefi",
+            scenarios: "abcdefij",
             server: Some(|folder| measured(&Local { in_memory: true }, folder)),
         }
     }

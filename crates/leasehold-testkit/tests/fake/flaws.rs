@@ -47,6 +47,7 @@ flaws! {
     MissesRelease,
     // The store claims to have a line of waiters and has none.
     ServesInAnyOrder,
+    HidesWhatWaitersHold,
     HidesWhoIsBefore,
     NamesTheFirstAsBefore,
     KeepsTheLockForTheDead,

@@ -18,7 +18,7 @@ use leasehold::lease::{
     AcquireOutcome, Capabilities, Claim, End, Evicted, Eviction, Grant, Id, LeaseStore, PastGrant,
     PollInterval, Released, Renewal, State, Ttl, Watch, deadline,
 };
-use leasehold::{Holder, HolderInfo, LockName, Loss, LossReason, Status, Token};
+use leasehold::{Holder, HolderInfo, LockName, Loss, LossReason, Status, Token, Waiter};
 use leasehold_testkit::conformance::Harness;
 use tokio::sync::Notify;
 
@@ -155,7 +155,8 @@ impl Store {
             return AcquireOutcome::Held(held);
         }
         if row.ahead(claim.id).is_none() {
-            row.line.push((claim.id, claim.holder.clone()));
+            let nested = claim.nested.clone().filter(|_| !self.is(Flaw::HidesWhatWaitersHold));
+            row.line.push((claim.id, Holder { nested, ..claim.holder.clone() }));
         }
         held.ahead = row.ahead(claim.id);
         let before = held.ahead.and_then(|ahead| ahead.checked_sub(1));
@@ -420,6 +421,7 @@ impl LeaseStore for Store {
         };
         let mut status = Status::new(name.clone(), state);
         status.token = Token::new(row.token).filter(|token| token.get() > 0);
+        status.waiters = row.line.into_iter().map(|(_, waiter)| Waiter::new(waiter)).collect();
         status.history = row.history;
         Ok(status)
     }

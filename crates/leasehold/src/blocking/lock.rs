@@ -11,6 +11,7 @@ use crate::error::Result;
 use crate::lease::{HolderInfo, Secret};
 use crate::settings::settings;
 use crate::ticket::HeldTicket;
+use crate::types::OnDeadlock;
 
 /// A handle to a named lock, with the settings for acquiring it. See [`crate::Lock`]. Cheap to clone.
 ///
@@ -41,6 +42,22 @@ impl Lock {
     #[must_use]
     pub fn barge(mut self) -> Self {
         self.lock = self.lock.barge();
+        self
+    }
+
+    /// Says that the caller holds `guard` until the acquisition ends. See [`crate::Lock::while_holding`].
+    #[must_use]
+    pub fn while_holding(mut self, guard: &Guard) -> Self {
+        if let Ok(guard) = guard.held() {
+            self.lock = self.lock.while_holding(guard);
+        }
+        self
+    }
+
+    /// Sets what happens if the acquisition is in a cycle of waiters. See [`crate::Lock::on_deadlock`].
+    #[must_use]
+    pub fn on_deadlock(mut self, action: OnDeadlock) -> Self {
+        self.lock = self.lock.on_deadlock(action);
         self
     }
 

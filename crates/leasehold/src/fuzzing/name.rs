@@ -39,7 +39,7 @@ pub fn printable(data: &[u8]) {
     let mut part = || parts.next().unwrap_or_default();
     let (name, host) = (part(), part());
     let pid = part().parse().unwrap_or(0);
-    let holder = Holder { name, host, pid, note: Some(part()), value: Some(part()), max_hold_ms: None };
+    let holder = Holder { name, host, pid, note: Some(part()), value: Some(part()), ..Holder::default() };
     assert_readable(&holder.to_string());
     assert!(holder.to_string().chars().count() < 300, "{holder}");
     assert_readable(&HolderInfo { holder: Some(holder), ..HolderInfo::default() }.to_string());

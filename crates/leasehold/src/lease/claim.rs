@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Holder, Id, LastError, PermitQueue, Place, Secret, Ttl};
+use super::{Holder, Id, LastError, Nested, PermitQueue, Place, Secret, Ttl};
 use crate::env::Env;
 use crate::types::LockName;
 
@@ -59,6 +59,8 @@ pub struct Claim {
     pub(crate) place: Place,
     /// The [queue](PermitQueue) of the waiters, if this claim is for a permit that has one.
     pub(crate) permit_queue: Option<PermitQueue>,
+    /// The locks that the waiter holds while it waits. Only the line shows them.
+    pub nested: Option<Box<Nested>>,
 }
 
 impl Claim {
@@ -76,6 +78,11 @@ impl Claim {
 
     /// The longest [`poll_timeout`](Self::poll_timeout).
     const POLL_TIMEOUT: Duration = Duration::from_secs(10);
+
+    /// Returns the waiting process as the line shows it.
+    pub(crate) fn waiter(&self) -> Holder {
+        Holder { nested: self.nested.clone(), ..self.holder.of_the_past() }
+    }
 
     /// Creates a claim with a new random id and default settings.
     pub fn new(env: &Env, name: LockName, ttl: Ttl, holder: Holder) -> Self {
@@ -95,6 +102,7 @@ impl Claim {
             reads_line: false,
             place: Place::default(),
             permit_queue: None,
+            nested: None,
         }
     }
 }

@@ -65,7 +65,7 @@ impl Lock {
                 Error::unsupported(message).with_help("acquire the lock without a secret of your own")
             );
         }
-        let (name, queue) = (claim.name.clone(), lock.queue(&claim.name));
+        let (name, queue) = (claim.name.clone(), lock.queue_of(&claim));
         let grant = match queue.try_turn() {
             Some(turn) if limit.is_zero() => {
                 let request = lock.request(claim, Wait::No);

@@ -63,7 +63,17 @@ impl Object {
     /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): the store has no objects, or this build does not
     ///   include it.
     pub async fn open(url: &str) -> Result<Self, Error> {
-        let (register, key) = stores::open_object(StoreUrl::parse(url)?, Env::system()).await?;
+        Self::at(StoreUrl::parse(url)?).await
+    }
+
+    /// Opens the object that `url` names, like [`open`](Self::open).
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`open`](Self::open).
+    pub async fn at(url: StoreUrl) -> Result<Self, Error> {
+        let (register, key) = stores::open_object(url, Env::system()).await?;
         Ok(Self::new(register, key))
     }
 

@@ -27,7 +27,8 @@ use crate::types::LockName;
 /// all of them. Each lock has its own [token](Guard::tokens).
 ///
 /// If a lock is lost while the acquisition waits for another one, it releases all of them and starts again. With
-/// [`max_hold`](Self::max_hold), the limit counts from the grant of the first lock, including the wait for the others.
+/// [`max_hold`](Self::max_hold), the limit counts from the moment at which all locks are held. That of a ticket counts
+/// from the grant of the first lock.
 ///
 /// Other processes see a plain hold of each lock. A task that holds one of the locks and acquires another one by itself
 /// is outside this order, and can still wait for ever.

@@ -38,6 +38,8 @@ pub(crate) type OnWaitFor = dyn Fn(&LockName, &HolderInfo) + Send + Sync;
 /// Locks to hold together, with the settings for acquiring each of them.
 pub(crate) struct Together {
     lock: Lock,
+    /// The limit of the whole hold. It does not include the time until all locks are acquired.
+    max_hold: Option<Duration>,
     /// The names, in the order of acquisition. Those of one step are acquired at once.
     steps: Vec<Vec<LockName>>,
     /// Whether the caller named each lock.
@@ -47,7 +49,8 @@ pub(crate) struct Together {
 
 impl Together {
     pub(crate) fn new(lock: &Lock, steps: Vec<Vec<LockName>>) -> Self {
-        Self { lock: lock.clone(), steps, are_named: false, on_wait_for: None }
+        let (lock, max_hold) = lock.clone().without_limit();
+        Self { lock, max_hold, steps, are_named: false, on_wait_for: None }
     }
 
     /// Marks the locks as ones that the caller named. `on_wait_for` is called with each that it waits for.
@@ -64,7 +67,12 @@ impl Together {
             let whole = Guard::together(held, self.are_named);
             let checked = stopped.and_then(|()| whole.as_ref().map_or(Ok(()), Guard::check));
             let (whole, error) = match (whole, checked) {
-                (Some(whole), Ok(())) => return Ok(whole),
+                (Some(whole), Ok(())) => {
+                    if let Some(max_hold) = self.max_hold {
+                        whole.limit_to(max_hold);
+                    }
+                    return Ok(whole);
+                }
                 (None, Ok(())) => return Err(Error::invalid("no lock name given")),
                 (whole, Err(error)) => (whole, error),
             };
@@ -129,15 +137,18 @@ impl Together {
         (acquired, first)
     }
 
-    /// Acquires the lock called `name`, while `_held` are held.
+    /// Acquires the lock called `name`, while `held` are held.
     async fn acquire_one(
         &self,
         name: &LockName,
-        _held: &[Guard],
+        held: &[Guard],
         patience: &Patience,
         seen: &Blockers,
     ) -> Result<Guard> {
         let mut lock = seen.noting(name, &self.lock);
+        if self.are_named {
+            lock = held.iter().fold(lock, Lock::while_holding);
+        }
         if let Some(on_wait_for) = self.on_wait_for.clone() {
             let name = name.clone();
             lock = lock.noting(move |held| on_wait_for(&name, held));

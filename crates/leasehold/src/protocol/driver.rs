@@ -291,7 +291,7 @@ impl Diagnose for RegisterLeases {
             Reading { observation: Some(Observation { record, version, .. }), .. }
                 if record.state == RecordState::Free =>
             {
-                self.records.discard(name, &version).await
+                self.discarded(name, &version, &self.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await
             }
             Reading { .. } => Ok(false),
         }

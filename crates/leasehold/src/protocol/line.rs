@@ -198,6 +198,14 @@ mod tests {
     }
 
     #[test]
+    fn the_line_shows_the_locks_that_a_waiter_holds() {
+        let line = Line::parse(golden("1-line-nested.json").as_bytes()).unwrap();
+        assert_written("1-line-nested.json", std::str::from_utf8(&line.to_bytes().unwrap()).unwrap());
+        let nested = line.waiters[0].holder.nested.as_deref().unwrap();
+        assert_eq!((nested.holds[0].name.as_str(), nested.seen.len(), nested.stays), ("deploy/eu", 1, true));
+    }
+
+    #[test]
     fn a_claim_stands_behind_those_that_joined_before() {
         let record = free();
         let line = line(&[1, 2, 3], &record);

@@ -185,6 +185,21 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
         false
     }
 
+    /// Returns whether other clients of the same records drop leasehold's token when they use a lock, with the record or
+    /// without it. A grant over a record without a token that counts then takes the [next token](Self::next_token), or
+    /// waits until its token is certainly new.
+    fn others_drop_tokens(&self) -> bool {
+        self.others_delete()
+    }
+
+    /// Returns a token that is above all that were granted for `name` before its record was last read or written.
+    /// Returns `None` if only the store's clock can show one. Only called if others [drop
+    /// tokens](Self::others_drop_tokens).
+    async fn next_token(&self, name: &LockName) -> Result<Option<u64>, StoreError> {
+        let _ = name;
+        Ok(None)
+    }
+
     /// Lists the names of the locks that have a record and start with `prefix`, page by page.
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>>;
 

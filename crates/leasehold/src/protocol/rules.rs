@@ -138,8 +138,7 @@ pub(crate) enum Claimed<'a> {
     /// Write a grant over it, or create the record if there is none.
     Grantable {
         over: Option<&'a Record>,
-        /// Whether the token must come from the store's clock, read after this moment, because no record shows which
-        /// tokens were granted before.
+        /// Whether the token must come from the store's clock, because no record shows which tokens were granted before.
         floor_from_clock: bool,
     },
     /// Another claim holds the lock.
@@ -320,9 +319,9 @@ pub(crate) fn settle_release(grant: Id, attempts: &[Attempt], found: Option<&Con
 /// Returns the record that grants `claim` over `previous`.
 ///
 /// The token is above the token of every earlier grant. It is above the tokens of this record's earlier grants, because
-/// it is counted up from `previous`. It is above the tokens of deleted records, because it comes from the store's
-/// clock, which certainly reads at least `floor_us` now, and every token was at most the store's time when it was
-/// granted.
+/// it is counted up from `previous`. It is above the tokens of deleted records, because every token was at most the
+/// store's time when it was granted, and this one is not below `floor_us`, a time that the store's clock has reached.
+/// How long ago: see [`INEXACT`].
 pub(crate) fn grant(
     claim: &Claim,
     previous: Option<&Record>,
@@ -514,10 +513,26 @@ pub(super) fn written_early(
     Duration::from_micros(early.unwrap_or(0))
 }
 
-/// Returns whether the response to a create took so long that the token, chosen before the send, may no longer be above
-/// all others.
-pub(super) fn too_slow_for_create(attempt: &Attempt, answered: Moment) -> bool {
-    attempt.created && micros(answered.longest_since(attempt.sent)) > 1_000_000
+/// Tokens rise across a deletion of the record by hand unless the record was deleted within this time of a grant. A
+/// `Date` is inexact by a second, and both the read and the create take some time.
+const INEXACT: Duration = Duration::from_secs(3);
+
+/// Returns a token that is above all that were granted before the store's clock read `store.lo_us`, and above those of
+/// this claim's earlier creates. The store's clock is a lower bound of the tokens that are granted from now on.
+pub(super) fn first_token(store: StoreTime, attempts: &[Attempt]) -> u64 {
+    let creates = attempts.iter().filter(|attempt| attempt.created);
+    creates.map(|attempt| attempt.token.get() + 1).fold(store.lo_us, u64::max)
+}
+
+/// Returns whether the token of a new record may not be above `token`.
+pub(super) fn is_recent(token: Token, store: StoreTime) -> bool {
+    since_us(store.lo_us, token.get()) <= INEXACT
+}
+
+/// Returns whether `token`, which a create took from the store's clock, may be lower than a token that was granted more
+/// than [`INEXACT`] ago. `store` was taken after the response to the create.
+pub(super) fn is_outdated(token: Token, store: Option<StoreTime>) -> bool {
+    store.is_none_or(|store| since_us(store.hi_us, token.get()) > INEXACT)
 }
 
 #[cfg(test)]

@@ -18,8 +18,11 @@ use tracing::{Instrument, Span};
 use self::reply::{Reply, send};
 use crate::clock::timeout;
 use crate::error::{Error, ErrorKind, Result, StoreError};
-use crate::lease::{AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, LossReason, Secret, State, Token};
+use crate::lease::{
+    AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, LossReason, Nested, Secret, State, Token,
+};
 use crate::observe::{Event, Waiting, elapsed};
+use crate::runtime::deadlock::{Detector, Found};
 use crate::runtime::hand_off::Terms;
 use crate::runtime::limit::Limit;
 use crate::runtime::open_store::OpenStore;
@@ -76,6 +79,8 @@ pub(crate) struct Request {
     pub(crate) store_timeout: Option<Duration>,
     /// For how long to wait for other processes, and when the acquisition began.
     pub(crate) limit: WaitLimit,
+    /// Looks for deadlocks.
+    pub(crate) detector: Option<Detector>,
 }
 
 impl Request {
@@ -172,6 +177,9 @@ impl Acquisition {
             // No task passes the lock on to a request without terms.
             Served::Lock(hold) => {
                 waiting.acquired = true;
+                if let Some(max_hold) = request.max_hold {
+                    hold.state.limit_to(Limit::new(max_hold, hold.state.now()));
+                }
                 drop(waiting);
                 match &mut reply {
                     Reply::Hold(reply) => send(reply, Ok(hold)),
@@ -179,7 +187,8 @@ impl Acquisition {
                 }
             }
             Served::Turn(turn) => {
-                let Request { opened, claim, terms, wait, on_wait, max_hold, store_timeout, limit } = request;
+                let Request { opened, claim, terms, wait, on_wait, max_hold, store_timeout, limit, detector } =
+                    request;
                 let store = opened.store.clone();
                 let contender = Contender {
                     opened,
@@ -193,6 +202,7 @@ impl Acquisition {
                     store_timeout,
                     reply,
                     limit,
+                    detector,
                     waiting,
                     late: 0,
                 };
@@ -225,6 +235,7 @@ struct Contender {
     store_timeout: Option<Duration>,
     reply: Reply,
     limit: WaitLimit,
+    detector: Option<Detector>,
     waiting: Waiting,
     /// How many grants in a row came too late to be used.
     late: u32,
@@ -331,11 +342,23 @@ impl Contender {
                     if let Some(on_wait) = &self.on_wait {
                         on_wait(&held);
                     }
+                    let itself =
+                        self.detector.as_ref().and_then(|detector| detector.with_itself(&self.claim, &held));
+                    if let Some(error) = itself.filter(|_| self.wait == Wait::Yes) {
+                        return ControlFlow::Break(Some(Next::Over(error)));
+                    }
                     let due = tokio::select! {
                         biased;
                         () = self.reply.closed() => Err(None),
                         () = self.limit.passed() => Err(Some(Next::Over(self.timed_out()))),
                         due = self.store.turn(&self.claim, &held) => Ok(due),
+                        found = deadlocks(&mut self.detector, &self.opened, &self.claim) => match found {
+                            Found::News(nested) => {
+                                self.start_over(nested).await;
+                                continue;
+                            }
+                            Found::Deadlock(error) => Err(Some(Next::Over(error))),
+                        },
                     };
                     *pending |= self.store.may_have_place(&self.claim);
                     let due = match due {
@@ -356,6 +379,18 @@ impl Contender {
                 return ControlFlow::Break(None);
             }
         }
+    }
+
+    /// Takes a new place in the line, which shows `nested`. The lock may have been granted meanwhile, and is then asked for
+    /// once more.
+    async fn start_over(&mut self, nested: Box<Nested>) {
+        let Claim { name, id, ttl, .. } = &self.claim;
+        let mut grant = Grant::withdrawn(name.clone(), *id, *ttl, self.store.env().now());
+        if let Err(error) = self.store.release(&mut grant, None).await {
+            tracing::debug!(lock = %name, %error, "the place in the line was not given up; others will pass it over");
+        }
+        self.claim.id = Secret::new(self.store.env()).id();
+        self.claim.nested = Some(nested);
     }
 
     /// Sets how long the next request, or each poll of a wait, may try.
@@ -493,6 +528,14 @@ impl Contender {
             }
             pause *= 2;
         }
+    }
+}
+
+/// Completes when a waiter with a `detector` has to do something about deadlocks.
+async fn deadlocks(detector: &mut Option<Detector>, opened: &OpenStore, claim: &Claim) -> Found {
+    match detector {
+        Some(detector) if claim.waits => detector.look(opened, claim).await,
+        _ => std::future::pending().await,
     }
 }
 

@@ -48,6 +48,12 @@ impl OpenStore {
         }
     }
 
+    /// Returns whether `other` is certainly the same store. Each `mem:` is a store of its own.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let id = |opened: &Self| opened.store_id.clone().filter(|id| !id.starts_with("mem:"));
+        Arc::ptr_eq(&self.inner, &other.inner) || id(self).is_some_and(|own| id(other) == Some(own))
+    }
+
     /// Returns the store's URL or its kind, for messages.
     pub(crate) fn shown(&self) -> String {
         self.url.clone().unwrap_or_else(|| self.store.capabilities().store.to_owned())

@@ -43,7 +43,7 @@ impl<T> Queues<T> {
             registry.by_name.retain(|_, queue| Arc::strong_count(queue) > 1);
             registry.sweep_at = 2 * registry.by_name.len() + 64;
         }
-        let queue = Arc::new(Queue { state: Mutex::default(), seen: watch::Sender::new(None) });
+        let queue = Queue::alone();
         registry.by_name.insert(name.clone(), queue.clone());
         queue
     }
@@ -118,6 +118,11 @@ pub(crate) enum Served<T> {
 pub(crate) type OnWait = dyn Fn(&HolderInfo) + Send + Sync;
 
 impl<T> Queue<T> {
+    /// Returns a queue for one task, which no other task finds.
+    pub(crate) fn alone() -> Arc<Self> {
+        Arc::new(Self { state: Mutex::default(), seen: watch::Sender::new(None) })
+    }
+
     fn state(&self) -> MutexGuard<'_, QueueState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

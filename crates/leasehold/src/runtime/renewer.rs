@@ -36,7 +36,7 @@ use self::hold_state::{Phase, Watchdog};
 use crate::clock::{Deadline, Moment, timeout};
 use crate::env::Env;
 use crate::error::{Error, Result};
-use crate::lease::{Capabilities, Grant, LossReason, Released, Renewal, State, Ttl, attempt_limit};
+use crate::lease::{Capabilities, Grant, LossReason, Released, Renewal, State, Token, Ttl, attempt_limit};
 use crate::observe::{Event, ReleaseResult, elapsed};
 use crate::runtime::limit::Limit;
 use crate::runtime::open_store::OpenStore;
@@ -70,6 +70,9 @@ pub(crate) struct SentCommand {
 pub(crate) struct Hold {
     pub(crate) lock: LockAndToken,
     pub(crate) capabilities: Capabilities,
+    /// The token of the grant in the store. The tasks that pass the lock on have tokens up to this one.
+    pub(crate) granted: Token,
+    pub(crate) opened: Arc<OpenStore>,
     pub(crate) state: Arc<HoldState>,
     pub(crate) renewer: Option<RenewerHandle>,
 }
@@ -196,6 +199,8 @@ impl Renewer {
         let hold = Hold {
             lock: self.lock.clone(),
             capabilities: self.opened.store.capabilities(),
+            granted: self.grant.token,
+            opened: self.opened.clone(),
             state: self.state.clone(),
             renewer: Some(RenewerHandle { commands, runtime: Handle::current() }),
         };
@@ -325,9 +330,8 @@ impl Renewer {
         self.report_released(ReleaseResult::PassedOn);
         self.granted = now;
         self.lock.token = token;
-        // The limit is that of a task, and not of the whole cohort, which may last a few seconds longer.
-        let limit = self.state.limit().map(|limit| Limit::new(limit.max_hold, now));
-        self.state = Arc::new(HoldState::new(env, self.grant.deadline, limit, self.lock.span()));
+        // The next task sets its own limit.
+        self.state = Arc::new(HoldState::new(env, self.grant.deadline, None, self.lock.span()));
         // If that task is gone, the hold is dropped here, and the lock is then passed on to the next one or released.
         let _ = next.send(Served::Lock(self.start(Some(elapsed(began, now)))));
         None

@@ -47,6 +47,7 @@ use crate::lease::{Capabilities, Id, LeaseStore, PollInterval, StoreOptions};
 use crate::proof::trust::Trust;
 use crate::proof::{self, Subject};
 use crate::protocol::RegisterLeases;
+use crate::protocol::line::Line;
 use crate::protocol::record::{Content, Record};
 use crate::protocol::records::{Claims, Found, Records, Refusal, Written};
 use crate::register::{Precondition, Version};
@@ -198,6 +199,27 @@ impl Records for DynamoDb {
     /// AWS's client deletes the item of a lock that it releases, unless it is configured otherwise.
     fn others_delete(&self) -> bool {
         true
+    }
+
+    /// Counts in the item of the line, which no other client writes.
+    async fn next_token(&self, name: &LockName) -> Result<Option<u64>, StoreError> {
+        let Some(now) = self.store_time() else { return Ok(None) };
+        let key = self.line_key(name);
+        let line = Line::of(Vec::new()).to_bytes().map_err(Fault::not_applied)?;
+        let line = String::from_utf8_lossy(&line).into_owned();
+        let mut there = None;
+        // The first update expects that no token is there.
+        for _ in 0..2 {
+            let (token, seen) = item::token_above(there.as_ref(), now);
+            let version = Id::random(&self.env().random);
+            let attributes = item::token(token, now, line.clone(), version, self.dialect);
+            match self.update(&key, expression::token(attributes, seen), ReturnValue::None).await? {
+                Updated::Done(_) => return Ok(Some(token)),
+                Updated::Refused(Some(item)) => there = Some(item),
+                Updated::Refused(None) => there = self.read_item(&key).await?,
+            }
+        }
+        Err(Fault::contended("the token beside the line kept changing").not_applied())
     }
 
     async fn stamp(&self, name: &LockName, version: &Version, seen_us: u64) -> Result<bool, StoreError> {

@@ -229,6 +229,11 @@ impl Records for Kubernetes {
         self.delete(&names::lease(name), version).await
     }
 
+    /// client-go keeps the annotations of a Lease. Other clients replace the whole Lease.
+    fn others_drop_tokens(&self) -> bool {
+        true
+    }
+
     /// Succeeds without a check, because Kubernetes itself depends on the API server comparing versions.
     async fn trust(&self) -> Result<(), StoreError> {
         Ok(())

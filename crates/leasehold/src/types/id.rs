@@ -41,7 +41,6 @@ impl Id {
     }
 
     /// The id of no claim.
-    #[allow(dead_code, reason = "only some stores need it")]
     pub(crate) const NONE: Self = Self::of_bits(0);
 
     const fn of_bits(bits: u128) -> Self {
@@ -56,6 +55,11 @@ impl Id {
     /// Combines this id with a moment, so that equal ids that were drawn at different moments differ.
     pub(crate) fn at(self, now: Moment) -> Self {
         Self::of_bits(self.bits ^ now.bits())
+    }
+
+    /// Returns an id of this id and `other`, in any order.
+    pub(crate) const fn combined(self, other: Self) -> Self {
+        Self::of_bits(self.bits ^ other.bits)
     }
 
     pub(crate) const fn bits(self) -> u128 {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::eviction::Eviction;
 use super::id::Id;
 use super::name::LockName;
+use super::nested::{HeldLock, Nested};
 use super::token::Token;
 
 /// The holder of a lock, as it described itself. For people, never for decisions.
@@ -43,6 +44,9 @@ pub struct Holder {
     /// The limit of the hold in milliseconds, from the grant on. See [`Lock::max_hold`](crate::Lock::max_hold).
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "max_hold_ms")]
     pub max_hold_ms: Option<u64>,
+    /// For a waiter: the locks that it holds while it waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nested: Option<Box<Nested>>,
 }
 
 /// The longest [limit](crate::Lock::max_hold) of a hold.
@@ -59,6 +63,11 @@ impl Holder {
     pub fn this_process() -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         Self { name: user_name(), host, pid: std::process::id(), ..Self::default() }
+    }
+
+    /// Returns the locks that this waiter holds while it waits. For people.
+    pub fn holds(&self) -> &[HeldLock] {
+        self.nested.as_ref().map_or(&[], |nested| &nested.holds)
     }
 
     /// Returns this holder for the history. Omits the value, which is outdated once the grant has ended.

@@ -28,6 +28,8 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 const PLACE_TIMEOUT: Duration = Duration::from_secs(15);
 /// How much longer than `wait` a request waits for the store's first response.
 const FIRST_RESPONSE: Duration = Duration::from_secs(5);
+/// How many locks a waiter tells that it holds, and how many cycles that it has seen.
+const MAX_NESTED: usize = 8;
 /// Maximum length of a note.
 const MAX_NOTE: usize = 200;
 /// The header with the idempotency key.
@@ -188,10 +190,14 @@ fn ttl(request: &AcquireRequest) -> Result<Duration, Problem> {
 fn lock(app: &App, arrival: &Arrival, name: &LockName, request: &AcquireRequest) -> Result<Lock, Problem> {
     let mut lock = app.locker.lock(name.as_str()).for_ticket();
     if let Some(holder) = &request.holder {
-        let HolderRequest { name, host, pid, value, max_hold_ms } = holder;
+        let HolderRequest { name, host, pid, value, max_hold_ms, nested } = holder;
         let (name, host, value) = (name.clone(), host.clone(), value.clone());
         let (pid, max_hold_ms) = (*pid, *max_hold_ms);
-        lock = lock.on_behalf_of(Holder { name, host, pid, value, max_hold_ms, note: None });
+        let nested = nested.clone();
+        if nested.as_ref().is_some_and(|nested| nested.holds.len().max(nested.seen.len()) > MAX_NESTED) {
+            return Err(Problem::invalid(format!("`nested` has more than {MAX_NESTED} locks or cycles")));
+        }
+        lock = lock.on_behalf_of(Holder { name, host, pid, value, max_hold_ms, nested, note: None });
     }
     if let Some(delay) = &request.lock_delay {
         lock = lock.lock_delay(duration("lock_delay", delay, Ttl::MAX)?);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use leasehold::lease::Nested;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -71,6 +72,8 @@ pub(crate) struct HolderRequest {
     pub(super) value: Option<String>,
     /// The limit that the holder itself puts on the hold, for others to see. The server does not enforce it.
     pub(super) max_hold_ms: Option<u64>,
+    /// The locks that it holds while it waits.
+    pub(super) nested: Option<Box<Nested>>,
 }
 
 /// A hold. The client renews it.

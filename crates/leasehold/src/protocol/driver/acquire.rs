@@ -15,7 +15,7 @@ use crate::lease::{
     AcquireOutcome, Claim, Grant, Id, LeaseStore, Loss, LossReason, MAX_TOKENS, Renewal, deadline, in_time,
 };
 use crate::register::Version;
-use crate::retry::RetryBudget;
+use crate::retry::{RetryBudget, repeated};
 use crate::types::LockName;
 
 /// The longest wait that an inexact time explains: a `Date` is accurate to a second, and its response took some time.
@@ -104,7 +104,7 @@ impl RegisterLeases {
                         continue;
                     }
                     let floor_us = match floor_from_clock {
-                        true => self.floor(&claim.name, over.is_none(), store, &mut budget).await?,
+                        true => self.floor(&claim.name, over, store, attempts, &mut budget).await?,
                         false => None,
                     };
                     let sent = self.now();
@@ -230,13 +230,11 @@ impl RegisterLeases {
     ) -> Result<Next, StoreError> {
         let Some(&attempt) = attempts.last() else { return Ok(Next::Read) };
         if attempt.created && self.records.others_delete() {
-            // Now that the record exists, no other claim is granted, and the clock is an upper bound of the tokens that
-            // were granted before.
+            // Now that the record exists, no other claim is granted before it gets its token.
             let found = Found { content: Content::Record(Box::new(record)), version, line: None };
             return Ok(Next::Judge(Box::new(self.seen(&claim.name, Some(found)))));
         }
-        let stood_still = attempt.created && !self.written_early(&record, attempt).is_zero();
-        if stood_still || rules::too_slow_for_create(&attempt, self.now()) {
+        if attempt.created && rules::is_outdated(record.token, self.store_time()) {
             // The record is read back and written once more, with a token from the clock at that time.
             return Ok(Next::Read);
         }
@@ -280,27 +278,32 @@ impl RegisterLeases {
         Ok(Next::Done(Box::new(in_time(self, claim, grant).await?)))
     }
 
-    /// Returns the lower bound of a token for which no record shows the tokens that were granted before.
+    /// Returns the lower bound of a token for which no record shows the tokens that were granted before. `since` was
+    /// taken when the response to the read of `over` arrived.
     async fn floor(
         &self,
         name: &LockName,
-        creates: bool,
+        over: Option<&Record>,
         since: Option<StoreTime>,
+        attempts: &[Attempt],
         budget: &mut RetryBudget<'_>,
     ) -> Result<Option<u64>, StoreError> {
         if !self.records.counts_tokens() {
             return Ok(Some(0));
         }
-        if creates && self.records.others_delete() {
-            // This token is never reported: see `committed`.
-            return Ok(since.map(|store| store.lo_us));
+        // On DynamoDB, this token of a new record is never reported: see `committed`.
+        if over.is_some() && self.records.others_drop_tokens() {
+            return match repeated(budget, || self.records.next_token(name)).await? {
+                Some(token) => Ok(Some(token)),
+                None => self.wait_for_floor(name, since, budget).await,
+            };
         }
-        self.wait_for_floor(name, since, budget).await
+        Ok(since.map(|store| rules::first_token(store, attempts)))
     }
 
     /// Waits until the store's clock is certainly past the upper bound of `since`, its current reading. Returns a time
-    /// that the clock has then reached. A token that is not below that time is above the tokens of all earlier records
-    /// that were deleted by hand.
+    /// that the clock has then reached. A token that is not below that time is above all tokens that were granted
+    /// before `since`, even if another client has just deleted them.
     async fn wait_for_floor(
         &self,
         name: &LockName,

@@ -265,7 +265,7 @@ impl RegisterLeases {
         Waiter {
             number: 0,
             claim: claim.id,
-            holder: claim.holder.of_the_past(),
+            holder: claim.waiter(),
             since_us: self.store_time().map(|store| store.hi_us),
             polls_ms: 0,
         }
@@ -316,15 +316,6 @@ impl RegisterLeases {
         let Some(line) = line.left(claim, served) else { return Ok(true) };
         let bytes = line.to_bytes().map_err(Fault::not_applied)?;
         budget.request(self.records.write_line(name, Precondition::Version(&version), bytes)).await
-    }
-
-    /// Deletes the line of a lock whose record was deleted.
-    pub(super) async fn discard_line(&self, name: &LockName) -> Result<(), StoreError> {
-        let budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
-        match budget.request(self.records.read_line(name)).await? {
-            Some((_, version)) => budget.request(self.records.delete_line(name, &version)).await,
-            None => Ok(()),
-        }
     }
 
     /// Returns the waiters in the line, for people. A line that cannot be read counts as empty.

@@ -8,7 +8,9 @@ use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Swept, Ttl};
 use crate::protocol::record::{Record, RecordState};
 use crate::protocol::record_cache::Observation;
-use crate::retry::repeated;
+use crate::protocol::rules;
+use crate::register::Version;
+use crate::retry::{RetryBudget, repeated};
 use crate::types::LockName;
 
 impl RegisterLeases {
@@ -42,14 +44,8 @@ impl RegisterLeases {
                 return Ok(Swept::Deleted);
             }
             self.probed(self.records.trust_deletes(), &mut budget).await?;
-            match budget.request(self.records.discard(name, &version)).await {
-                Ok(true) => {
-                    self.cache.forget(name);
-                    if let Err(error) = self.discard_line(name).await {
-                        tracing::debug!(lock = %name, %error, "the line of waiters was not deleted");
-                    }
-                    return Ok(Swept::Deleted);
-                }
+            match self.discarded(name, &version, &budget).await {
+                Ok(true) => return Ok(Swept::Deleted),
                 Ok(false) if unknown => budget.pause_after_conflict().await?,
                 Ok(false) => return Ok(Swept::Kept),
                 Err(error) => {
@@ -58,6 +54,29 @@ impl RegisterLeases {
                 }
             }
         }
+    }
+
+    /// Deletes the record of a lock if it has this version, and then its line. Reads the line first, because on DynamoDB
+    /// it has the token of the record, and that of a later record must stay.
+    pub(super) async fn discarded(
+        &self,
+        name: &LockName,
+        version: &Version,
+        budget: &RetryBudget<'_>,
+    ) -> Result<bool, StoreError> {
+        let line = budget.request(self.records.read_line(name)).await;
+        if !budget.request(self.records.discard(name, version)).await? {
+            return Ok(false);
+        }
+        self.cache.forget(name);
+        let deleted = match line {
+            Ok(Some((_, version))) => budget.request(self.records.delete_line(name, &version)).await,
+            line => line.map(drop),
+        };
+        if let Err(error) = deleted {
+            tracing::debug!(lock = %name, %error, "the line of waiters was not deleted");
+        }
+        Ok(true)
     }
 }
 
@@ -70,12 +89,12 @@ fn free_for(record: &Record, store: Option<StoreTime>) -> Option<Duration> {
         RecordState::Cooldown => record.cooldown_ms?,
     };
     let free_from_us = record.renewed_at_us?.saturating_add(cooldown_ms.saturating_mul(1_000));
-    let now_us = store?.lo_us;
+    let store = store?;
     // The next record's token is the store's time, which must be higher than this token.
-    if record.token.get() >= now_us {
+    if rules::is_recent(record.token, store) {
         return None;
     }
-    now_us.checked_sub(free_from_us).map(Duration::from_micros)
+    store.lo_us.checked_sub(free_from_us).map(Duration::from_micros)
 }
 
 #[cfg(test)]
@@ -155,9 +174,18 @@ mod tests {
         assert_eq!(super::free_for(&record, None), None, "without a clock");
         let written = Record { renewed_at_us: None, ..record.clone() };
         assert_eq!(free_for(&written, now), None, "written by a client that does not say when");
-        let ahead = Record { token: Token::new(now).unwrap(), ..record.clone() };
-        assert_eq!(free_for(&ahead, now), None, "the next token would not be higher");
         record.state = RecordState::Held;
         assert_eq!(free_for(&record, now), None);
+    }
+
+    /// The next token might not be higher.
+    #[test]
+    fn a_record_with_a_recent_token_is_not_swept() {
+        let store = StoreTime::exactly(9_000_000);
+        let mut record = Record { renewed_at_us: Some(0), ..golden_record("1-free.json") };
+        for (token, free) in [(5_999_999, true), (6_000_000, false), (10_000_000, false)] {
+            record.token = Token::new(token).unwrap();
+            assert_eq!(free_for(&record, Some(store)).is_some(), free, "{token}");
+        }
     }
 }

@@ -45,6 +45,8 @@ struct Table {
     log: Mutex<Vec<&'static str>>,
     /// Claims that are still under way.
     late: Mutex<Vec<(LockName, Record)>>,
+    /// The latest [`Records::next_token`], if the table has any.
+    next_token: Mutex<Option<u64>>,
 }
 
 #[derive(Clone, Debug)]
@@ -178,6 +180,12 @@ impl Records for Client {
 
     fn others_delete(&self) -> bool {
         true
+    }
+
+    async fn next_token(&self, _name: &LockName) -> Result<Option<u64>, StoreError> {
+        let mut next = self.table.next_token.lock().unwrap();
+        *next = next.map(|token| token + 1);
+        Ok(*next)
     }
 
     async fn stamp(&self, name: &LockName, version: &Version, seen_us: u64) -> Result<bool, StoreError> {
@@ -443,6 +451,17 @@ async fn tokens_rise_although_another_client_deletes_on_release() {
     };
     let (first, second) = futures_util::future::join(first, second).await;
     assert!(second > first, "{second} after {first}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_record_gets_its_token_from_the_store_without_a_wait() {
+    let world = World::new();
+    *world.table.next_token.lock().unwrap() = Some(8_000_000_000_000_000);
+    let client = world.client_with(Some(StoreClock::default()));
+    let began = world.clock.now();
+    assert_eq!(granted(&client).await.token.get(), 8_000_000_000_000_001);
+    assert_eq!(world.requests(), ["claim", "write", "write"]);
+    assert_eq!(world.clock.now().longest_since(began), Duration::ZERO);
 }
 
 /// The error must say so. Otherwise no process would withdraw the created record, and the lock would be held for a

@@ -54,19 +54,28 @@ fn a_write_is_early_by_the_stores_time_when_it_was_sent() {
 }
 
 #[test]
-fn only_a_create_is_too_slow_and_only_after_a_second() {
-    let at = |us: u64| Moment::from_raw(us * 1_000, (us * 1_000).cast_signed());
-    let attempt = |created| Attempt {
+fn a_token_of_a_create_is_outdated_after_three_seconds() {
+    let token = Token::new(NOW_US).unwrap();
+    let reads_up_to = |us: u64| Some(StoreTime::between(NOW_US, NOW_US + us));
+    assert!(!is_outdated(token, reads_up_to(3_000_000)));
+    assert!(is_outdated(token, reads_up_to(3_000_001)));
+    assert!(is_outdated(token, None));
+}
+
+#[test]
+fn a_token_from_the_clock_is_above_those_of_earlier_creates() {
+    let attempt = |token: u64, created| Attempt {
         nonce: id(3),
-        sent: at(0),
-        token: Token::default(),
+        sent: Moment::from_raw(0, 0),
+        token: Token::new(token).unwrap(),
         after: None,
         created,
-        unknown: false,
+        unknown: true,
     };
-    assert!(!too_slow_for_create(&attempt(true), at(1_000_000)));
-    assert!(too_slow_for_create(&attempt(true), at(1_000_001)));
-    assert!(!too_slow_for_create(&attempt(false), at(5_000_000)));
+    let store = StoreTime::between(7, 9);
+    assert_eq!(first_token(store, &[]), 7);
+    assert_eq!(first_token(store, &[attempt(8, true), attempt(3, true)]), 9);
+    assert_eq!(first_token(store, &[attempt(8, false)]), 7);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! [`HoldState`]: whether one task may still act on a grant. Its guard, its renewer and its watchdog share it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::select_all;
@@ -21,7 +21,7 @@ use crate::runtime::limit::Limit;
 pub(crate) struct HoldState {
     pub(super) env: Env,
     /// Boxed, because most holds have none.
-    limit: Option<Box<Limit>>,
+    limit: OnceLock<Box<Limit>>,
     phase: Mutex<Phase>,
     /// Cancelled as soon as the hold is over, for any reason, or is no longer renewed because the runtime has shut down.
     pub(super) over: CancellationToken,
@@ -54,7 +54,7 @@ impl HoldState {
         let phase = Mutex::new(Phase::Held { lease, last_error: None, span });
         Self {
             env,
-            limit: limit.map(Box::new),
+            limit: limit.map(|limit| OnceLock::from(Box::new(limit))).unwrap_or_default(),
             phase,
             over: CancellationToken::new(),
             renewed: Notify::new(),
@@ -95,7 +95,13 @@ impl HoldState {
 
     /// Returns the limit of the hold.
     pub(crate) fn limit(&self) -> Option<Limit> {
-        self.limit.as_deref().copied()
+        self.limit.get().map(|limit| **limit)
+    }
+
+    /// Sets the limit of a hold that has none.
+    pub(crate) fn limit_to(&self, limit: Limit) {
+        drop(self.limit.set(Box::new(limit)));
+        self.renewed.notify_waiters();
     }
 
     pub(crate) fn now(&self) -> Moment {

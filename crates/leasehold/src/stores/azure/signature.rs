@@ -114,7 +114,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_holder_fits_into_a_header_and_comes_back(name in ".{0,60}", note in ".{0,200}", value in ".{0,1024}") {
-            let holder = Holder { name, host: "h".into(), pid: 7, note: Some(note), value: Some(value), max_hold_ms: None };
+            let holder = Holder { name, host: "h".into(), pid: 7, note: Some(note), value: Some(value), ..Holder::default() };
             let signature = Signature::new(id(&"a".repeat(32)), &holder);
             let mut metadata = Metadata::default();
             signature.clone().write(&mut metadata);

@@ -113,6 +113,22 @@ pub(super) fn line(line: Attributes, expect: Precondition<'_>) -> Expression {
     expression.build_over(expect)
 }
 
+/// Writes a token beside a line of waiters. Expects the token `seen` there, or none. Keeps the line, if there is one.
+pub(super) fn token(attributes: Attributes, seen: Option<u64>) -> Expression {
+    let mut expression = Draft::default();
+    expression.set_or_remove(attributes, &[]);
+    for set in expression.sets.iter_mut().filter(|set| *set == "#line = :line") {
+        "#line = if_not_exists(#line, :line)".clone_into(set);
+    }
+    match seen {
+        Some(seen) => {
+            expression.value(":seenToken", n(seen));
+            expression.build("#fencingToken = :seenToken")
+        }
+        None => expression.build("attribute_not_exists(#fencingToken)"),
+    }
+}
+
 /// Returns the condition for deleting exactly `version`.
 pub(super) fn discard(version: &Version) -> Expression {
     Draft::default().build_over(Precondition::Version(version))

@@ -257,6 +257,36 @@ async fn a_conflict_returns_the_stored_item() {
     assert!(!nothing.store().stamp(&x(), &v1(), 7).await.unwrap());
 }
 
+/// The first token of a lock takes one request. Then the item of its line has one.
+#[tokio::test]
+async fn a_next_token_replaces_the_one_that_was_seen() {
+    let there = json!({"fencingToken": {"N": "4000000000000000"}, "renewedAt": {"N": "784111777000000"}});
+    for (refusals, tokens) in [(0, Some(784_111_778)), (1, Some(4_000_000_000)), (2, None)] {
+        let there = there.clone();
+        let server = Server::start(move |seen| {
+            let Some(condition) = seen.json()["ConditionExpression"].as_str().map(str::to_owned) else {
+                let headers = format!("{DATE}Content-Type: application/x-amz-json-1.0\r\n");
+                return Reply::Answer(answer("200 OK", &headers, "{}"));
+            };
+            let first = condition == "attribute_not_exists(#fencingToken)";
+            assert!(first || condition == "#fencingToken = :seenToken", "{condition}");
+            let update = seen.json()["UpdateExpression"].as_str().unwrap().to_owned();
+            assert!(update.contains("#line = if_not_exists(#line, :line)"), "{update}");
+            assert_eq!(seen.json()["Key"]["key"]["S"], "pre/fix/x//line");
+            let is_refused = refusals == 2 || refusals == 1 && first;
+            Reply::Answer(if is_refused { conflict(&json!({"Item": there})) } else { ok(&json!({})) })
+        })
+        .await;
+        let store = server.store();
+        store.read(&x()).await.unwrap(); // The response contains the time.
+        let next = store.next_token(&x()).await;
+        match tokens {
+            Some(seconds) => assert_eq!(next.unwrap().unwrap() / 1_000_000, seconds),
+            None => assert!(next.unwrap_err().to_string().contains("kept changing")),
+        }
+    }
+}
+
 #[tokio::test]
 async fn no_error_is_retried_inside_the_client() {
     let rows: &[Row] = &[

@@ -56,7 +56,7 @@ impl Value {
             token: None,
             ttl_ms: claim.ttl.as_millis(),
             lock_delay_ms: millis(claim.lock_delay),
-            holder: claim.holder.clone(),
+            holder: if state == Standing::Waiting { claim.waiter() } else { claim.holder.clone() },
             cooldown_ms: None,
         }
     }

@@ -37,6 +37,9 @@ impl HttpLeases {
         if let Some(limit) = holder.max_hold_ms {
             body["holder"]["max_hold_ms"] = limit.into();
         }
+        if let Some(nested) = &claim.nested {
+            body["holder"]["nested"] = json!(nested);
+        }
         let request = Request::post("/v1/holds", body, format!("cannot acquire {}", claim.name));
         let sent = self.client.env.now();
         let held: Held = match self.client.send(&request).await? {

@@ -136,7 +136,7 @@ pub(super) fn join(
     let added = insert.execute((
         claim.name.as_str(),
         claim.id.to_string(),
-        json(&claim.holder)?,
+        json(&claim.waiter())?,
         &machine.boot,
         now_ns,
         now_ns,

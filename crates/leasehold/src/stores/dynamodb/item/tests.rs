@@ -103,6 +103,22 @@ fn a_line_looks_like_a_released_lock_to_other_clients() {
     assert_eq!(read_line(&Item::new()), (String::new(), Version::new("")));
 }
 
+/// Tokens are counted up from the one beside the line, at most one each 8 microseconds.
+#[test]
+fn a_next_token_is_above_the_clock_and_the_one_beside_the_line() {
+    let now = StoreTime::between(1_000, 9_000);
+    assert_eq!(token_above(None, now), (9_001, None));
+    let with = |attributes: &[(&str, u64)]| {
+        let attributes = attributes.iter().map(|(name, value)| ((*name).to_owned(), n(*value)));
+        token_above(Some(&attributes.collect()), now)
+    };
+    assert_eq!(with(&[]), (9_001, None), "an item with a line alone");
+    assert_eq!(with(&[(TOKEN, 500), (RENEWED, 400)]), (9_001, Some(500)));
+    assert_eq!(with(&[(TOKEN, 8_000), (RENEWED, 400)]), (8_000 + 8_600 / 8 + 1, Some(8_000)));
+    assert_eq!(with(&[(TOKEN, 9_500), (RENEWED, 9_400)]), (9_501, Some(9_500)), "the clock was set back");
+    assert_eq!(with(&[(TOKEN, 9_500)]), (9_501, Some(9_500)));
+}
+
 #[test]
 fn an_item_of_a_legacy_global_table_is_refused() {
     for name in ["aws:rep:deleting", "aws:rep:updatetime", "aws:rep:updateregion"] {

@@ -1,0 +1,428 @@
+//! The lock and the state behind Terraform's requests.
+//!
+//! - LOCK acquires a lease, which this process renews. It is answered after the command is certain to be stopped before
+//!   the lease ends ([`StateBackend::changed`]).
+//! - A state is written with the token of the lock: a holder whose lock was lost cannot write over the state of a later
+//!   holder. A write also replaces only the state that was read under the same lock. Without that, a late write could
+//!   be lost that arrives before the first write of the later holder.
+//! - The stored state ends with the token in whitespace, which JSON allows. So no two holders ever write the same bytes,
+//!   which a fence on S3 requires, and this holder recognises its own writes.
+//! - A request is finished even if its connection ends. Terraform repeats it, and each request may be repeated.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use leasehold::clock::{Clock, Deadline, timeout};
+use leasehold::lease::State;
+use leasehold::{
+    Error, ErrorKind, Evicted, Eviction, Guard, HolderInfo, LockName, Locker, Object, Released, Token,
+};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::lock_info::LockInfo;
+
+/// Acquires the lock with a note.
+pub type Acquire = Box<dyn Fn(String) -> BoxFuture<'static, leasehold::Result<Guard>> + Send + Sync>;
+/// Tells the user of an error that Terraform does not show.
+pub type Warn = Box<dyn Fn(&str) + Send + Sync>;
+
+/// The time that remains while no lock is held. Longer than any command runs.
+const UNLIMITED: Duration = Duration::from_secs(10 * 366 * 24 * 3_600);
+
+/// The lock and the state of one command.
+pub struct StateBackend {
+    locker: Locker,
+    name: LockName,
+    object: Object,
+    acquire: Acquire,
+    warn: Warn,
+    /// The words of the command, among which `force-unlock` names a lock.
+    words: Vec<String>,
+    /// The processes of the command, which must have ended before the lock is free.
+    processes: OnceLock<Vec<u32>>,
+    holding: Mutex<Holding>,
+    /// Requests that change something are handled one after the other.
+    turn: tokio::sync::Mutex<()>,
+    /// Cancelled when the command has ended.
+    closing: CancellationToken,
+    unlimited: Deadline,
+    /// How many locks were granted; how many of them the supervision of the command has seen, and has acted on.
+    granted: watch::Sender<u64>,
+    seen: watch::Sender<u64>,
+    enforced: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct Holding {
+    held: Option<Held>,
+    /// The id of the lock that was released last.
+    released: Option<String>,
+    /// The first loss.
+    loss: Option<Error>,
+    token: Option<Token>,
+    /// Whether there was a request.
+    asked: bool,
+}
+
+/// A lock that Terraform holds.
+struct Held {
+    guard: Guard,
+    token: Token,
+    info: LockInfo,
+    /// The object as it was read under this lock, if it was.
+    read: Option<Option<Bytes>>,
+}
+
+/// What is left when the command has ended.
+pub struct Closed {
+    /// The lock that Terraform did not release.
+    pub guard: Option<Guard>,
+    /// The loss of a lock.
+    pub loss: Option<Error>,
+    /// The token of the last lock.
+    pub token: Option<Token>,
+    /// Whether there was a request.
+    pub was_asked: bool,
+}
+
+/// A request.
+pub(super) enum Asked {
+    Read,
+    Write { id: Option<String>, state: Bytes },
+    Delete,
+    Lock(Bytes),
+    Unlock(Bytes),
+}
+
+/// A response.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    Done,
+    State(Option<Bytes>),
+    /// Another process holds the lock: its description.
+    Locked(String),
+    Invalid(String),
+    /// Repeating the request does not help.
+    Refused(String),
+    /// Repeating the request may help.
+    Failed(String),
+}
+
+impl StateBackend {
+    /// Creates the backend of a command with these `words`. `acquire` acquires the lock `name` in `locker`, and the
+    /// state is `object`.
+    pub fn new(
+        locker: Locker,
+        name: LockName,
+        object: Object,
+        words: Vec<String>,
+        acquire: Acquire,
+        warn: Warn,
+    ) -> Arc<Self> {
+        let unlimited = Deadline::new(locker.store().env().now(), UNLIMITED);
+        let counter = || watch::Sender::new(0);
+        Arc::new(Self {
+            locker,
+            name,
+            object: object.content_type("application/json"),
+            acquire,
+            warn,
+            words,
+            processes: OnceLock::new(),
+            holding: Mutex::default(),
+            turn: tokio::sync::Mutex::default(),
+            closing: CancellationToken::new(),
+            unlimited,
+            granted: counter(),
+            seen: counter(),
+            enforced: counter(),
+        })
+    }
+
+    /// Sets the processes of the command. A store that watches processes does not free the lock while one of them lives.
+    pub fn set_processes(&self, pids: Vec<u32>) {
+        // Only one command is started.
+        let _ = self.processes.set(pids);
+    }
+
+    pub(super) fn clock(&self) -> Arc<dyn Clock> {
+        self.locker.store().env().clock.clone()
+    }
+
+    fn holding(&self) -> MutexGuard<'_, Holding> {
+        self.holding.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns how long the command may run without a renewal.
+    pub fn remaining(&self) -> Duration {
+        self.seen.send_replace(*self.granted.borrow());
+        match &self.holding().held {
+            Some(held) => held.guard.remaining(),
+            None => self.unlimited.remaining(self.clock().now()),
+        }
+    }
+
+    /// Completes when a lock was granted since the last call of [`remaining`](Self::remaining). The caller must have
+    /// acted on the result of that call before it calls this, because a lock is used from then on. Cancel safe.
+    pub async fn changed(&self) {
+        let seen = *self.seen.borrow();
+        self.enforced.send_replace(seen);
+        // Fails only without a sender.
+        let _ = self.granted.subscribe().wait_for(|granted| *granted > seen).await;
+    }
+
+    /// Completes when the lock that is held is lost. Cancel safe.
+    pub async fn lost(&self) {
+        loop {
+            let over = self.holding().held.as_ref().map(|held| held.guard.cancellation());
+            match over {
+                Some(over) => over.cancelled().await,
+                None => std::future::pending().await,
+            }
+            // It is also over after a release, which takes it away first.
+            if self.holding().held.as_ref().is_some_and(|held| held.guard.check().is_err()) {
+                return;
+            }
+        }
+    }
+
+    /// Ends the backend, because the command has ended. Waits for a write in progress, at most until the lease ends.
+    pub async fn close(&self) -> Closed {
+        self.closing.cancel();
+        let limit = if self.holding().held.is_some() { self.remaining() } else { Duration::ZERO };
+        let _turn = timeout(&*self.clock(), limit, self.turn.lock()).await;
+        let mut holding = self.holding();
+        let guard = holding.held.take().map(|held| held.guard);
+        Closed { guard, loss: holding.loss.take(), token: holding.token, was_asked: holding.asked }
+    }
+
+    /// Handles a request, also if the caller stops waiting.
+    pub(super) async fn handle(self: &Arc<Self>, asked: Asked) -> Answer {
+        let this = self.clone();
+        let handled = tokio::spawn(async move {
+            this.holding().asked = true;
+            let answer = match asked {
+                Asked::Read => this.read().await,
+                Asked::Write { id, state } => this.write(id, Some(&state)).await,
+                Asked::Delete => this.write(None, None).await,
+                Asked::Lock(body) => this.lock(&body).await,
+                Asked::Unlock(body) => this.unlock(&body).await,
+            };
+            if let Answer::Invalid(why) | Answer::Refused(why) | Answer::Failed(why) = &answer {
+                (this.warn)(why);
+            }
+            answer
+        });
+        handled.await.unwrap_or_else(|_| Answer::Failed("the request was not finished".to_owned()))
+    }
+
+    async fn read(&self) -> Answer {
+        let token = self.holding().held.as_ref().map(|held| held.token);
+        let content = match self.object.read().await {
+            Ok(found) => found.map(|found| found.value),
+            Err(error) => return failed("the state was not read", &error),
+        };
+        if let Some(held) = self.holding().held.as_mut().filter(|held| Some(held.token) == token) {
+            held.read = Some(content.clone());
+        }
+        Answer::State(content.filter(|content| !content.trim_ascii().is_empty()))
+    }
+
+    /// Writes the state. `None` deletes it: an empty object stands for no state, because without the object there would
+    /// be no token for the fence. Terraform sends the id of the lock with a state, but not with a deletion.
+    async fn write(&self, id: Option<String>, state: Option<&[u8]>) -> Answer {
+        let _turn = self.turn.lock().await;
+        let (token, read) = match &self.holding().held {
+            None => {
+                let why = "the state was not written: a write needs the lock, so do not use -lock=false";
+                return Answer::Refused(why.to_owned());
+            }
+            Some(held) if state.is_some() && id.as_ref() != Some(&held.info.id) => {
+                return Answer::Refused(format!(
+                    "the state was not written: its lock is held by {}, ID {}",
+                    held.info.who, held.info.id
+                ));
+            }
+            Some(held) => (held.token, held.read.clone()),
+        };
+        let content = marked(state.unwrap_or_default(), token);
+        let written = self.object.update_fenced(token, async |current| {
+            self.check()?;
+            let is_own = current.as_ref().is_some_and(|current| current.ends_with(&mark(token)));
+            if !is_own && read.as_ref().is_some_and(|read| *read != current) {
+                let message = "another process has written the state since this one read it under its lock";
+                return Err(Error::new(ErrorKind::Conflict, message));
+            }
+            Ok::<_, Error>(Some(content.clone()))
+        });
+        match written.await {
+            Ok(_) => Answer::Done,
+            Err(error) => failed("the state was not written", &error),
+        }
+    }
+
+    /// Checks that the lock is held.
+    fn check(&self) -> Result<(), Error> {
+        match &self.holding().held {
+            Some(held) => held.guard.check(),
+            None => Err(Error::new(ErrorKind::Lost, "the lock is not held any more")),
+        }
+    }
+
+    async fn lock(&self, body: &[u8]) -> Answer {
+        let Some(info) = LockInfo::parse(body) else {
+            return Answer::Invalid("LOCK has no lock info with an ID of at most 60 characters".to_owned());
+        };
+        let _turn = self.turn.lock().await;
+        if let Some(answer) = self.already_held(&info) {
+            return answer;
+        }
+        let acquired = tokio::select! {
+            biased;
+            () = self.closing.cancelled() => return closed(),
+            acquired = (self.acquire)(info.note()) => acquired,
+        };
+        let guard = match acquired {
+            Ok(guard) => guard,
+            Err(error) => {
+                return match error.holder() {
+                    Some(held) => Answer::Locked(self.described(held).json()),
+                    None => failed("the lock was not acquired", &error),
+                };
+            }
+        };
+        let token = match guard.token() {
+            Ok(token) => token,
+            Err(error) => return failed("the lock was not acquired", &error),
+        };
+        let added = self.locker.add_processes(&guard, self.processes.get().map_or(&[], Vec::as_slice)).await;
+        if let Err(error) = added {
+            return failed("the lock was not acquired", &error);
+        }
+        {
+            let mut holding = self.holding();
+            holding.token = Some(token);
+            holding.held = Some(Held { guard, token, info, read: None });
+        }
+        self.granted.send_modify(|granted| *granted += 1);
+        let granted = *self.granted.borrow();
+        let mut enforced = self.enforced.subscribe();
+        tokio::select! {
+            biased;
+            () = self.closing.cancelled() => closed(),
+            _ = enforced.wait_for(|enforced| *enforced >= granted) => match self.check() {
+                Ok(()) => Answer::Done,
+                Err(error) => failed("the lock was not acquired", &error),
+            },
+        }
+    }
+
+    /// Returns the response to LOCK if this process holds the lock. Forgets a lock that was lost.
+    fn already_held(&self, info: &LockInfo) -> Option<Answer> {
+        let mut holding = self.holding();
+        let held = holding.held.as_ref()?;
+        match held.guard.check() {
+            // The response to the first request was lost.
+            Ok(()) if held.info.id == info.id => Some(Answer::Done),
+            Ok(()) => Some(Answer::Locked(held.info.json())),
+            Err(error) => {
+                holding.loss.get_or_insert(error);
+                holding.held = None;
+                None
+            }
+        }
+    }
+
+    fn described(&self, held: &HolderInfo) -> LockInfo {
+        LockInfo::of_holder(held, self.clock().now())
+    }
+
+    async fn unlock(&self, body: &[u8]) -> Answer {
+        let _turn = self.turn.lock().await;
+        let Some(info) = LockInfo::parse(body) else { return self.force_unlock().await };
+        let held = {
+            let mut holding = self.holding();
+            match &holding.held {
+                Some(held) if held.info.id == info.id => {
+                    holding.released = Some(info.id.clone());
+                    holding.held.take()
+                }
+                // The response to the first request was lost.
+                _ if holding.released.as_ref() == Some(&info.id) => return Answer::Done,
+                _ => None,
+            }
+        };
+        let Some(held) = held else {
+            return Answer::Refused(format!("this process does not hold the lock with the ID {}", info.id));
+        };
+        match held.guard.release().await {
+            Ok(Released::Released) => Answer::Done,
+            Ok(Released::AlreadyLost) => {
+                let message = format!("lock `{}` was lost before Terraform released it", self.name);
+                self.holding().loss.get_or_insert(Error::new(ErrorKind::Lost, message.clone()));
+                Answer::Refused(message)
+            }
+            Err(error) => {
+                (self.warn)(&format!(
+                    "the lock was not released and stays held until its lease ends: {error}"
+                ));
+                Answer::Done
+            }
+        }
+    }
+
+    /// Evicts the holder for `force-unlock`. Its request does not say which lock it means, but the command does.
+    async fn force_unlock(&self) -> Answer {
+        let status = match self.locker.inspect(&self.name).await {
+            Ok(status) => status,
+            Err(error) => return failed("the lock was not read", &error),
+        };
+        let State::Held(held) = &status.state else {
+            return Answer::Refused(format!("lock `{}` is not held", self.name));
+        };
+        let info = self.described(held);
+        let mut words = self.words.iter().flat_map(|word| word.split_whitespace());
+        let (Some(token), true) = (held.token, words.any(|word| word == info.id)) else {
+            return Answer::Refused(format!(
+                "lock `{}` is held by {} with the ID {}, which is not the one in the command; nothing was unlocked",
+                self.name, info.who, info.id
+            ));
+        };
+        let why = Eviction::by_this_process("force-unlock");
+        match self.locker.evict_for(&self.name, token, &why).await {
+            Ok(Evicted::Changed) => {
+                Answer::Refused(format!("lock `{}` has another holder by now", self.name))
+            }
+            Ok(_) => Answer::Done,
+            Err(error) => failed("the lock was not unlocked", &error),
+        }
+    }
+}
+
+fn closed() -> Answer {
+    Answer::Failed("the command has ended".to_owned())
+}
+
+/// Returns the response for an error. Terraform repeats requests only if that may help.
+fn failed(what: &str, error: &Error) -> Answer {
+    let help: String = error.help().iter().map(|help| format!("; {help}")).collect();
+    let why = format!("{what}: {error}{help}");
+    match error.kind() {
+        ErrorKind::Unavailable => Answer::Failed(why),
+        _ => Answer::Refused(why),
+    }
+}
+
+/// Returns the state with the mark of a token.
+fn marked(state: &[u8], token: Token) -> Bytes {
+    [state, &mark(token)].concat().into()
+}
+
+/// Returns a line of whitespace that encodes the token.
+fn mark(token: Token) -> Vec<u8> {
+    let bit = |n: u32| if token.get() >> n & 1 == 0 { b' ' } else { b'\t' };
+    [b'\n'].into_iter().chain((0..53).rev().map(bit)).chain([b'\n']).collect()
+}
