@@ -35,9 +35,10 @@ pub(crate) fn inside(locker: &Locker, guard: Option<&Guard>) -> (&'static str, O
     let mut locks = all();
     // The innermost one first, because only the first eight count.
     if let Some((store, guard)) = locker.store_id().zip(guard)
-        && let Ok(token) = guard.token()
+        && let Ok(tokens) = guard.tokens()
     {
-        locks.insert(0, Outer { store: store.to_owned(), lock: guard.name().clone(), token });
+        let held = tokens.into_iter().map(|(lock, token)| Outer { store: store.to_owned(), lock, token });
+        locks.splice(0..0, held);
     }
     (VARIABLE, (!locks.is_empty()).then(|| serde_json::to_string(&locks).unwrap_or_default()))
 }

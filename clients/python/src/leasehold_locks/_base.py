@@ -44,8 +44,9 @@ class BaseLocker(Generic[L, W, E]):
 
         ``ttl`` is how long others wait if this process dies (30 s by default). ``note`` and ``owner`` describe the
         holder to others. With ``lock_delay``, others wait longer after a holder's lease has lapsed. ``max_hold`` limits
-        how long the lock is held: then it is lost, for the reason ``limit``, and others get it when its lease has ended.
-        ``store_timeout`` is how long the store may take to respond. With ``barge``, earlier waiters have no precedence.
+        how long the lock is held: then it is lost, for the reason ``limit``, and others get it when its lease has
+        ended. ``store_timeout`` is how long the store may take to respond. With ``barge``, earlier waiters have no
+        precedence.
         """
         return self._lock(
             self._settings(

@@ -36,7 +36,7 @@ The environment of the command contains LEASEHOLD_LOCK, LEASEHOLD_TOKEN, LEASEHO
 With several LOCKs (at most 64), leasehold acquires them in the order of the bytes of their names, so that runs with \
 locks in common never wait for each other for ever. While it waits for one, it holds those before it; with --try, and \
 when --wait is over, it releases them. If one lock is lost, all are lost. LEASEHOLD_LOCK and LEASEHOLD_TOKEN are then \
-unset: LEASEHOLD_TOKENS has the token of each lock, as JSON. --max-hold counts from the grant of the first lock.
+unset: LEASEHOLD_TOKENS has the token of each lock, as JSON. --max-hold counts from the grant of the last lock.
 
 With --permits N, LOCK is a semaphore with N permits: the locks LOCK/permit-1 to LOCK/permit-N. All processes must \
 use the same N. If they differ, LOCK has up to as many holders as the largest N. Without --permits, leasehold acquires \
