@@ -210,7 +210,12 @@ impl Environment {
     fn install(&self) {
         fs::create_dir(&self.programs).unwrap();
         symlink(assert_cmd::cargo::cargo_bin!("leasehold"), self.programs.join("leasehold")).unwrap();
-        for (name, program) in [("aws", Program::AWS), ("etcdctl", Program::ETCDCTL), ("nginx", NGINX), ("tofu", Program::OPENTOFU)] {
+        for (name, program) in [
+            ("aws", Program::AWS),
+            ("etcdctl", Program::ETCDCTL),
+            ("nginx", NGINX),
+            ("tofu", Program::OPENTOFU),
+        ] {
             if let Ok(path) = env::var(program.variable()) {
                 symlink(path, self.programs.join(name)).unwrap();
             }
