@@ -397,6 +397,11 @@ impl Lock {
         Self { name: name.to_string(), holds: Vec::new(), nested: None, ..self.clone() }
     }
 
+    /// Returns the lock with the holds of `outer`, which waiters tell others.
+    pub(crate) fn holding_like(self, outer: &Self) -> Self {
+        Self { holds: outer.holds.clone(), nested: outer.nested.clone(), ..self }
+    }
+
     /// Adds a callback that runs whenever a waiting acquisition learns which process holds the lock.
     pub(crate) fn noting(&self, note: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
         let on_wait = self.on_wait.clone();

@@ -241,16 +241,12 @@ impl Locker {
         Ok(HeldTicket::new(ticket.clone(), deadline, self.store().env().clone()))
     }
 
-    /// Renews all locks of `ticket`. If one of them is lost, releases the others.
+    /// Renews all locks of `ticket`. If one of them is lost, the others lapse: another user of the ticket may still work.
     async fn renewed(&self, ticket: &Ticket) -> Result<Vec<(Grant, Option<Limit>)>> {
         let tickets: Vec<_> = ticket.each().collect();
         let renewed = join_all(tickets.iter().map(|ticket| self.renewed_one(ticket))).await;
         let lost = renewed.iter().find_map(|renewed| renewed.as_ref().err()?.loss()).cloned();
-        if let Some(loss) = lost.filter(|_| ticket.is_of_several()) {
-            if loss.reason != LossReason::Limit {
-                // An error here changes nothing: without a renewal, the locks lapse.
-                drop(self.end(ticket, None, false).await);
-            }
+        if let Some(loss) = lost {
             return Err(Error::lost(loss));
         }
         renewed.into_iter().collect()

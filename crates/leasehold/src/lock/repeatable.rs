@@ -18,8 +18,8 @@ impl Lock {
     /// spent, and further calls fail with [`ErrorKind::Lost`](crate::ErrorKind::Lost). The store remembers the
     /// [ids](Secret::id) of spent secrets only as far back as the lock's [history](crate::Status::history) goes.
     ///
-    /// A repeated call has the same ttl or a longer one, which then applies to the hold. The other settings have no effect
-    /// on an existing hold; its [limit](Self::max_hold) is the one of the first call.
+    /// A repeated call has the same ttl or a longer one, which then applies to the hold. The other settings must
+    /// be the same.
     ///
     /// This process neither renews nor releases the lock. Only users of the ticket do. If no caller receives the
     /// ticket, the lease lapses after its ttl. Anyone who knows the secret can do everything that the ticket

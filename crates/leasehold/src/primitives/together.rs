@@ -64,21 +64,18 @@ impl Together {
         loop {
             let mut held = Vec::new();
             let stopped = self.acquire_in_order(&mut held, patience, seen).await;
-            let whole = Guard::together(held, self.are_named);
-            let checked = stopped.and_then(|()| whole.as_ref().map_or(Ok(()), Guard::check));
-            let (whole, error) = match (whole, checked) {
-                (Some(whole), Ok(())) => {
+            let error = match stopped.and_then(|()| held.iter().try_for_each(Guard::check)) {
+                Ok(()) => {
+                    let whole = Guard::together(held, self.are_named);
+                    let whole = whole.ok_or_else(|| Error::invalid("no lock name given"))?;
                     if let Some(max_hold) = self.max_hold {
                         whole.limit_to(max_hold);
                     }
                     return Ok(whole);
                 }
-                (None, Ok(())) => return Err(Error::invalid("no lock name given")),
-                (whole, Err(error)) => (whole, error),
+                Err(error) => error,
             };
-            if let Some(whole) = whole {
-                self.give_back(whole).await;
-            }
+            self.give_back(held).await;
             if error.kind() != ErrorKind::Lost || matches!(patience, Patience::None) {
                 return Err(error);
             }
@@ -147,7 +144,7 @@ impl Together {
     ) -> Result<Guard> {
         let mut lock = seen.noting(name, &self.lock);
         if self.are_named {
-            lock = held.iter().fold(lock, Lock::while_holding);
+            lock = held.iter().fold(lock.holding_like(&self.lock), Lock::while_holding);
         }
         if let Some(on_wait_for) = self.on_wait_for.clone() {
             let name = name.clone();
@@ -164,17 +161,23 @@ impl Together {
     }
 
     /// Releases locks that are not all. The caller may be about to exit, so this waits for the store, but not for long.
-    async fn give_back(&self, whole: Guard) {
-        let (name, env) = (whole.name().clone(), self.lock.locker().store().env().clone());
+    async fn give_back(&self, held: Vec<Guard>) {
+        let env = self.lock.locker().store().env();
+        let mut held = held.into_iter();
+        let first = held.next();
+        let released = async {
+            // As in a release of the whole, the first one is released last.
+            let parts = join_all(held.map(Guard::release)).await;
+            let first = join_all(first.map(Guard::release)).await;
+            parts.into_iter().chain(first).collect::<Result<Vec<_>>>()
+        };
         // After that, the release continues in the background.
-        match timeout(&*env.clock, Claim::FIRST_RESPONSE, whole.release()).await {
+        match timeout(&*env.clock, Claim::FIRST_RESPONSE, released).await {
             Some(Ok(_)) => {}
             Some(Err(error)) => {
-                tracing::debug!(lock = %name, %error, "locks that were not acquired together are not released; they lapse");
+                tracing::debug!(%error, "locks that were not acquired together are not released; they lapse");
             }
-            None => {
-                tracing::debug!(lock = %name, "no response to the release of locks that were not acquired together")
-            }
+            None => tracing::debug!("no response to the release of locks that were not acquired together"),
         }
     }
 }

@@ -120,8 +120,10 @@ impl Detector {
                 let seen = unseen.into_iter().chain(nested.seen.iter().copied()).take(MAX_SEEN).collect();
                 return Found::News(Box::new(Nested { seen, ..nested.clone() }));
             }
-            let Some(cycle) = cycles.iter().find(|cycle| cycle.is_seen_by_all(nested.id)) else { continue };
-            let fails = cycle.gives_up() == Some(nested.id);
+            let counts = || cycles.iter().filter(|cycle| cycle.is_seen_by_all(nested.id));
+            let given_up = counts().find(|cycle| cycle.gives_up() == Some(nested.id));
+            let fails = given_up.is_some();
+            let Some(cycle) = given_up.or_else(|| counts().next()) else { continue };
             if self.reported != Some(cycle.id()) {
                 let message = cycle.to_string();
                 tracing::warn!(lock = %claim.name, fails, "deadlock: {message}");
@@ -165,16 +167,20 @@ async fn cycles_of(store: &dyn LeaseStore, claim: &Claim, nested: &Nested) -> Re
 type Read<'a> = dyn Fn(LockName) -> BoxFuture<'a, Result<Status, StoreError>> + Sync + 'a;
 
 /// Returns the links of `waiter`, which waits for `waits_for`: one for each lock that it holds.
-fn links<'a>(waiter: &'a Holder, waits_for: &'a LockName) -> impl Iterator<Item = CycleLink> + 'a {
+fn links<'a>(waiter: &'a Holder, waits_for: &'a LockName) -> impl Iterator<Item = Arc<CycleLink>> + use<'a> {
     let nested = waiter.nested.as_deref();
     nested.into_iter().flat_map(move |nested| {
-        nested.holds.iter().take(MAX_NESTED).map(move |holds| CycleLink {
-            waiter: Holder { nested: None, ..waiter.clone() },
-            waits_for: waits_for.clone(),
-            holds: holds.clone(),
-            id: nested.id,
-            seen: nested.seen.clone(),
-            stays: nested.stays,
+        // Shared, because its texts come from others and may be long.
+        let waiter = Arc::new(Holder { nested: None, ..waiter.clone() });
+        nested.holds.iter().take(MAX_NESTED).map(move |holds| {
+            Arc::new(CycleLink {
+                waiter: waiter.clone(),
+                waits_for: waits_for.clone(),
+                holds: holds.clone(),
+                id: nested.id,
+                seen: nested.seen.iter().copied().take(MAX_SEEN).collect(),
+                stays: nested.stays,
+            })
         })
     })
 }
@@ -182,33 +188,36 @@ fn links<'a>(waiter: &'a Holder, waits_for: &'a LockName) -> impl Iterator<Item 
 /// Returns the cycles that contain `waiter`, which waits for `name`. Stops early after [`MAX_READS`] locks, and follows
 /// no path of more than [`MAX_DEPTH`] waiters.
 async fn cycles(name: &LockName, waiter: &Holder, read: &Read<'_>) -> Result<Vec<Cycle>, StoreError> {
-    let mut locks: HashMap<LockName, Arc<Status>> = HashMap::new();
-    let mut paths: VecDeque<Vec<CycleLink>> = links(waiter, name).map(|link| vec![link]).collect();
+    let mut locks: HashMap<LockName, Arc<(State, Vec<Arc<CycleLink>>)>> = HashMap::new();
+    let mut paths: VecDeque<Vec<Arc<CycleLink>>> = links(waiter, name).map(|link| vec![link]).collect();
     let mut found = Vec::new();
     for _ in 0..MAX_PATHS {
         let Some(path) = paths.pop_front() else { break };
-        let Some(CycleLink { holds, .. }) = path.last() else { break };
+        let Some(link) = path.last().cloned() else { break };
+        let holds = &link.holds;
         let lock = match locks.get(&holds.name) {
             Some(lock) => lock.clone(),
             None if locks.len() >= MAX_READS => break,
             None => {
-                let lock = Arc::new(read(holds.name.clone()).await?);
+                let Status { state, waiters, .. } = read(holds.name.clone()).await?;
+                let waiters = waiters.iter().flat_map(|waiter| links(&waiter.holder, &holds.name)).collect();
+                let lock = Arc::new((state, waiters));
                 locks.insert(holds.name.clone(), lock.clone());
                 lock
             }
         };
         // Only a lock that is held as the waiter tells keeps others waiting.
-        if !matches!(&lock.state, State::Held(held) if is_held(holds, held)) {
+        let (state, waiters) = &*lock;
+        if !matches!(state, State::Held(held) if is_held(holds, held)) {
             continue;
         }
         if path.len() > 1 && holds.name == *name {
             found.push(Cycle(path));
             continue;
         }
-        let others = lock.waiters.iter().flat_map(|waiter| links(&waiter.holder, &lock.name));
-        for link in others.filter(|_| path.len() < MAX_DEPTH) {
+        for link in waiters.iter().filter(|_| path.len() < MAX_DEPTH) {
             if paths.len() < MAX_PATHS && path.iter().all(|before| before.id != link.id) {
-                paths.push_back(path.iter().cloned().chain([link]).collect());
+                paths.push_back(path.iter().chain([link]).cloned().collect());
             }
         }
     }

@@ -184,10 +184,9 @@ impl RenewerHandle {
 enum Over {
     /// The guard sent a command, or was dropped.
     Command(Option<Box<SentCommand>>),
-    /// The deadline passed.
-    Expired,
-    /// The hold reached its limit. The lease has not ended.
-    Limit,
+    /// The deadline passed. Or the lease has not ended, but the hold is lost: it reached its limit, or another lock was lost
+    /// that belongs to it.
+    Lost,
     /// The store reported the loss of the grant.
     Gone,
 }
@@ -226,15 +225,14 @@ impl Renewer {
         match self.renew_until_over(&mut commands).await {
             Over::Command(sent) => return Box::pin(self.serve(sent)).await,
             // The work may not have ended, although its guard is lost. So release the lock only when the guard is
-            // released or dropped.
-            Over::Limit => {
+            // released or dropped, or when the lease is over.
+            Over::Lost => {
                 let left = self.grant.deadline.remaining(self.state.env.now());
                 match timeout(&*self.state.env.clock, left, commands).await {
                     Some(sent) => return Box::pin(self.serve(sent.ok())).await,
                     None => self.free_lapsed().await,
                 }
             }
-            Over::Expired => self.free_lapsed().await,
             Over::Gone => {}
         }
         // The store may have reported the loss after the guard had ended.
@@ -413,7 +411,7 @@ impl Renewer {
                     self.state.lose(loss);
                 }
                 // A command that arrived in the meantime is dropped here, which reports the loss to its guard.
-                return Some(if expired { Over::Expired } else { Over::Gone });
+                return Some(if expired { Over::Lost } else { Over::Gone });
             }
             Some(Err(error)) => {
                 tracing::debug!(lock = %self.grant.name, %error, "the lease was not renewed");
@@ -427,11 +425,8 @@ impl Renewer {
 
     /// Returns why the hold has ended. Either its time was over, or its guard ended it and the command is on its way.
     async fn cancelled(&self, commands: &mut oneshot::Receiver<Box<SentCommand>>) -> Over {
-        if self.state.is_at_limit() {
-            return Over::Limit;
-        }
         if self.state.phase(|phase| matches!(phase, Phase::Lost(_))) {
-            return Over::Expired;
+            return Over::Lost;
         }
         Over::Command(commands.await.ok())
     }
@@ -445,7 +440,13 @@ impl Renewer {
         });
         // Without the time of the grant, no renewal could keep the limit.
         let ticket = match ticket {
-            Ok(ticket) => Limit::of_ticket(&ticket, &self.opened).await.map(|_| ticket),
+            Ok(ticket) => match Limit::of_ticket(&ticket, &self.opened).await {
+                Ok(Some(limit)) if limit.until.passed(self.state.env.now()) => {
+                    Err(Error::lost(self.lock.loss(LossReason::Limit)))
+                }
+                Ok(_) => Ok(ticket),
+                Err(error) => Err(error),
+            },
             Err(error) => Err(error),
         };
         let ticket = ticket.map(|ticket| (ticket, taken));

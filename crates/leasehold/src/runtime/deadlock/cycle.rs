@@ -1,18 +1,19 @@
 //! [`Cycle`]: waiters that wait for each other.
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::lease::{HeldLock, Holder, Id};
 use crate::types::LockName;
 
 /// Waiters that wait for each other, in the order in which each waits for the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Cycle(pub(crate) Vec<CycleLink>);
+pub(crate) struct Cycle(pub(crate) Vec<Arc<CycleLink>>);
 
 /// A waiter in a cycle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CycleLink {
-    pub(crate) waiter: Holder,
+    pub(crate) waiter: Arc<Holder>,
     pub(crate) waits_for: LockName,
     /// The lock that the previous waiter waits for.
     pub(crate) holds: HeldLock,
@@ -43,7 +44,8 @@ impl Cycle {
 impl fmt::Display for Cycle {
     /// Writes ``bob@ci-8 pid 9 holds `b` (token 7) and waits for `a`; ...``.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (n, CycleLink { waiter, waits_for, holds, .. }) in self.0.iter().enumerate() {
+        for (n, link) in self.0.iter().enumerate() {
+            let CycleLink { waiter, waits_for, holds, .. } = &**link;
             let separator = if n == 0 { "" } else { "; " };
             let HeldLock { name, token } = holds;
             write!(f, "{separator}{waiter} holds `{name}` (token {token}) and waits for `{waits_for}`")?;

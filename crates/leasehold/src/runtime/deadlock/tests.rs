@@ -145,13 +145,15 @@ async fn a_walk_reads_no_more_than_its_limits() {
 
 #[test]
 fn a_cycle_counts_when_all_others_have_seen_it() {
-    let link = |number: u64, seen: Vec<Id>| CycleLink {
-        waiter: Holder::default(),
-        waits_for: name("x"),
-        holds: HeldLock { name: name(&format!("l{number}")), token: token(5) },
-        id: id(number),
-        seen,
-        stays: number == 3,
+    let link = |number: u64, seen: Vec<Id>| {
+        Arc::new(CycleLink {
+            waiter: Arc::default(),
+            waits_for: name("x"),
+            holds: HeldLock { name: name(&format!("l{number}")), token: token(5) },
+            id: id(number),
+            seen,
+            stays: number == 3,
+        })
     };
     let cycle = |one, two| {
         Cycle(vec![link(1, one), link(2, two), link(3, vec![id(1).combined(id(2)).combined(id(3))])])

@@ -352,8 +352,7 @@ impl LockAndToken {
     }
 }
 
-/// Binds holds together: as soon as one of them is lost, the others end and are released. Must be called inside a tokio
-/// runtime.
+/// Binds holds together: as soon as one of them is lost, the others are lost. Must be called inside a tokio runtime.
 pub(crate) fn bind(holds: Vec<Arc<HoldState>>) {
     tokio::spawn(async move {
         select_all(holds.iter().map(|hold| Box::pin(hold.over.cancelled()))).await;

@@ -336,6 +336,9 @@ pub(super) fn token(token: u64, now: StoreTime, line: String, version: Id, diale
     attributes
 }
 
+/// How long ago a token was written that is later than the store's clock, which was set back.
+const SINCE_UNKNOWN_US: u64 = 16_000_000;
+
 /// Returns a token that is above all that were granted before the store's clock read `now`, and the token in `item`, the
 /// item with the line.
 ///
@@ -343,7 +346,8 @@ pub(super) fn token(token: u64, now: StoreTime, line: String, version: Id, diale
 /// returned, which may be ahead of that time. It is assumed that a lock uses less than a token each 8 microseconds.
 pub(super) fn token_above(item: Option<&Item>, now: StoreTime) -> (u64, Option<u64>) {
     let seen = item.and_then(|item| number(item, TOKEN));
-    let since_us = item.and_then(|item| number(item, RENEWED)).map_or(0, |at| now.hi_us.saturating_sub(at));
+    let at = item.and_then(|item| number(item, RENEWED));
+    let since_us = at.map_or(0, |at| now.hi_us.checked_sub(at).unwrap_or(SINCE_UNKNOWN_US));
     let counted = seen.map_or(0, |seen| seen.saturating_add(since_us / 8));
     (counted.max(now.hi_us).saturating_add(1), seen)
 }
