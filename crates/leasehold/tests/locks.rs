@@ -93,10 +93,12 @@ async fn losing_one_lock_loses_all_and_frees_the_others() {
         assert_eq!((loss.name.as_str(), &loss.reason), (lost, &LossReason::Ended));
         cancelled.cancelled().await;
         assert_eq!(guard.check().unwrap_err().loss(), Some(&loss));
-        // The other locks are free, although the guard has not been dropped.
+        // The work may still run, so the other locks are free only when the guard is given up.
+        one.env.sleep(SECOND).await;
+        assert_eq!(held(&two).await.len(), NAMES.len() - 1, "{lost}");
+        assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost);
         one.env.sleep(SECOND).await;
         assert_eq!(held(&two).await, [""; 0], "{lost}");
-        assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost);
     }
 }
 
@@ -334,7 +336,7 @@ async fn one_ticket_holds_all_locks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_ticket_with_a_lost_lock_frees_the_others() {
+async fn a_ticket_with_a_lost_lock_is_lost_as_a_whole() {
     for lost in NAMES {
         let world = World::new();
         let (one, two) = (world.observer(1), world.observer(2));
@@ -342,6 +344,8 @@ async fn a_ticket_with_a_lost_lock_frees_the_others() {
         evict(&two, lost).await;
         let error = locker(&one).renew(&ticket).await.unwrap_err();
         assert_eq!(error.loss().unwrap().name.as_str(), lost);
+        assert_eq!(held(&two).await.len(), NAMES.len() - 1, "another user of the ticket may still work");
+        assert_eq!(locker(&one).release(&ticket).await.unwrap(), Released::AlreadyLost);
         assert_eq!(held(&two).await, [""; 0], "{lost}");
     }
 }
@@ -356,6 +360,7 @@ async fn a_ticket_that_one_lock_cannot_give_releases_all() {
     let ticket = guard.into_ticket().await;
     if let Ok(ticket) = &ticket {
         locker(&one).renew(ticket).await.unwrap_err();
+        locker(&one).release(ticket).await.unwrap();
     }
     one.env.sleep(SECOND).await;
     assert_eq!(held(&two).await, [""; 0]);

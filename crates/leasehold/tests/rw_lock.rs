@@ -163,10 +163,12 @@ async fn losing_one_part_loses_the_whole_and_frees_the_other_parts() {
         cancelled.cancelled().await;
         assert!(guard.remaining().is_zero());
         assert_eq!(guard.check().unwrap_err().loss(), Some(&loss));
-        // The other parts are free, although the guard has not been dropped.
+        // The work may still run, so the other parts are free only when the guard is given up.
+        one.env.sleep(SECOND).await;
+        assert_eq!(held(&two).await, parts().len() - 1, "{part}");
+        assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost);
         one.env.sleep(SECOND).await;
         assert_eq!(held(&two).await, 0, "{part}");
-        assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost);
     }
 }
 
