@@ -23,7 +23,8 @@ use crate::types::LockName;
 /// in common. While an acquisition waits for a lock, it holds all locks before it in this order.
 ///
 /// The [`Guard`] holds all of the locks. A loss of one is the loss of all: the guard is lost, and the other locks are
-/// free when it is released or dropped, or when their leases have ended. It is valid until the earliest deadline. A release frees all of them. Its [ticket](Guard::into_ticket) has
+/// free when it is released or dropped, or when their leases have ended. It is valid until the earliest deadline. A
+/// release frees all of them. Its [ticket](Guard::into_ticket) has
 /// all of them. Each lock has its own [token](Guard::tokens).
 ///
 /// If a lock is lost while the acquisition waits for another one, it releases all of them and starts again. With
