@@ -166,7 +166,8 @@ type Read<'a> = dyn Fn(LockName) -> BoxFuture<'a, Result<Status, StoreError>> + 
 
 /// Returns the links of `waiter`, which waits for `waits_for`: one for each lock that it holds.
 fn links<'a>(waiter: &'a Holder, waits_for: &'a LockName) -> impl Iterator<Item = CycleLink> + 'a {
-    let nested = waiter.nested.as_deref();
+    // A server does not show the ids to everyone.
+    let nested = waiter.nested.as_deref().filter(|nested| nested.id != Id::NONE);
     nested.into_iter().flat_map(move |nested| {
         nested.holds.iter().take(MAX_NESTED).map(move |holds| CycleLink {
             waiter: Holder { nested: None, ..waiter.clone() },
