@@ -9,15 +9,17 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use leasehold::clock::timeout;
-use leasehold::{LockName, Token};
+use leasehold::{LockName, Ticket, Token};
 use serde::de::DeserializeOwned;
 
 use crate::app::App;
 use crate::connections::Arriving;
 use crate::problem::Problem;
 
-/// Maximum length of a request body, in bytes, except for renewals.
+/// Maximum length of a request body, in bytes, except for those with tickets.
 pub(crate) const MAX_BODY: usize = 16 * 1024;
+/// Maximum length of a request body with tickets, in bytes: that of the longest ticket, and of the fields around it.
+pub(crate) const MAX_TICKET_BODY: usize = Ticket::MAX_BYTES + 1024;
 /// How long a request body may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use leasehold::{LockName, LossReason, Ticket, Token};
+use leasehold::{LockName, Loss, Ticket, Token};
 
 /// How many grants are kept at least, if there are so many. The number that is kept is at most twice as high.
 const KEPT: usize = 10_000;
@@ -16,7 +16,7 @@ pub(crate) enum Fate {
     Held,
     Released,
     /// Its loss was reported.
-    Lost(Box<LossReason>),
+    Lost(Box<Loss>),
 }
 
 /// The grants that were used last. A grant that is renewed stays, however many others there are.
@@ -83,7 +83,7 @@ fn key(ticket: &Ticket) -> Key {
 
 #[cfg(test)]
 mod tests {
-    use leasehold::Locker;
+    use leasehold::{Locker, LossReason};
 
     use super::*;
 
@@ -97,7 +97,8 @@ mod tests {
         let grants = Grants::default();
         let held = ticket(&locker, "a").await;
         assert_eq!(grants.fate(&held), None);
-        for fate in [Fate::Held, Fate::Released, Fate::Lost(Box::new(LossReason::Ended))] {
+        let loss = Loss::new(held.name().clone(), held.token(), LossReason::Ended);
+        for fate in [Fate::Held, Fate::Released, Fate::Lost(Box::new(loss))] {
             grants.record(&held, fate.clone());
             assert_eq!(grants.fate(&held), Some(fate));
         }

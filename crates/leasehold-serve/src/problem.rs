@@ -4,10 +4,13 @@ use std::time::Duration;
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use leasehold::lease::HolderInfo;
 use leasehold::view::HolderView;
 use leasehold::{Error, ErrorKind, LockName, Loss, LossReason};
 use serde::Serialize;
 use utoipa::ToSchema;
+
+use crate::view::hide_in_holder;
 
 /// What went wrong, and what to do. A field that does not apply is missing.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -96,7 +99,7 @@ impl Problem {
     fn with_reason(mut self, reason: &LossReason) -> Self {
         self.reason = Some(reason.as_str());
         if let LossReason::TakenOver { by } = reason {
-            self.held_by = Some(Box::new(HolderView::of(by)));
+            self.held_by = Some(held_by(by));
         }
         self
     }
@@ -138,6 +141,13 @@ impl Problem {
     }
 }
 
+/// Returns the holder as any caller may see it.
+fn held_by(held: &HolderInfo) -> Box<HolderView> {
+    let mut view = HolderView::of(held);
+    hide_in_holder(&mut view);
+    Box::new(view)
+}
+
 impl From<Error> for Problem {
     fn from(error: Error) -> Self {
         let (status, kind) = match error.kind() {
@@ -154,7 +164,7 @@ impl From<Error> for Problem {
         let mut problem = Self::new(status, kind, error.to_string());
         problem.help = error.help().to_vec();
         if let Some(held) = error.holder() {
-            problem.held_by = Some(Box::new(HolderView::of(held)));
+            problem.held_by = Some(held_by(held));
             let pause = held.lapses_within.unwrap_or(Duration::from_secs(1));
             problem = problem.retry_after(pause.clamp(Duration::from_secs(1), Duration::from_secs(30)));
         }

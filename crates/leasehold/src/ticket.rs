@@ -20,9 +20,6 @@ use crate::view::ms;
 /// The prefix of a ticket's text: its kind and its format version.
 const PREFIX: &str = "lh2_";
 
-/// The longest text that is parsed, without the prefix: that of the most locks with the longest names.
-const MAX_BYTES: usize = 40 * 1024;
-
 /// The most locks of one ticket: [`MAX_NAMES`](crate::Locks::MAX_NAMES), or those of an exclusive hold.
 const MAX_LOCKS: usize = 64;
 
@@ -73,6 +70,10 @@ struct Part {
 }
 
 impl Ticket {
+    /// The maximum length of the text of a ticket, in bytes. That of 64 locks with the longest names is shorter, unless
+    /// the URL of the store is longer than 8,000 bytes.
+    pub const MAX_BYTES: usize = 64 * 1024;
+
     /// Creates a ticket. `store` is the identity of the store: its URL without login, credentials and settings.
     pub(crate) fn new(grant: &Grant, store: Option<String>) -> Result<Self, Fault> {
         Ok(Self {
@@ -262,7 +263,7 @@ impl FromStr for Ticket {
         };
         let text = text.trim();
         let encoded = text.strip_prefix(PREFIX).ok_or_else(|| flaw("it has the wrong prefix"))?;
-        if encoded.len() > MAX_BYTES {
+        if text.len() > Self::MAX_BYTES {
             return Err(flaw("it is too long"));
         }
         let json = URL_SAFE_NO_PAD.decode(encoded).map_err(|_| flaw("it is damaged"))?;
@@ -370,6 +371,25 @@ mod tests {
         ];
         assert!(errors.iter().all(|error| error.kind() == crate::ErrorKind::Invalid), "{errors:?}");
         assert_eq!(locker.release(&ticket).await.unwrap(), crate::Released::Released);
+    }
+
+    #[test]
+    fn the_longest_ticket_is_read_back() {
+        // JSON escapes each of these characters with another one.
+        let part = |number: usize| Ticket {
+            lock: LockName::new(format!("{}{number:02}", "\"".repeat(LockName::MAX_BYTES - 2))).unwrap(),
+            token: Token::new(Token::LIMIT - 1).unwrap(),
+            ttl_ms: Ttl::MAX.as_millis().try_into().unwrap(),
+            max_hold_ms: Some(ms(crate::types::MAX_HOLD)),
+            store: Some(format!("s3://bucket/{}", "x".repeat(7_900))),
+            ..ticket()
+        };
+        let longest = Ticket::together((0..MAX_LOCKS).map(part).collect(), true).unwrap();
+        let text = longest.to_string();
+        assert!(text.len() > 60_000 && text.len() <= Ticket::MAX_BYTES, "{}", text.len());
+        assert_eq!(text.parse::<Ticket>().unwrap(), longest);
+        let error = format!("{text}{}", "A".repeat(Ticket::MAX_BYTES)).parse::<Ticket>().unwrap_err();
+        assert!(error.to_string().contains("too long"), "{error}");
     }
 
     #[test]

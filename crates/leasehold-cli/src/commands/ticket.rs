@@ -13,8 +13,8 @@ use crate::exit::{FAILED, Failure};
 
 /// The variable that holds the ticket if the command line has none.
 const VARIABLE: &str = "LEASEHOLD_TICKET";
-/// Maximum size of a ticket, in bytes.
-const MAX_BYTES: u64 = 64 * 1024;
+/// How many bytes are read from stdin: a ticket, with whitespace around it.
+const MAX_BYTES: u64 = Ticket::MAX_BYTES as u64 + 64;
 
 /// Reads the ticket and opens its store.
 pub(super) async fn open(context: &Context, args: TicketArgs) -> Result<(Ticket, Locker), Failure> {

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::{Answer, Server, bearer, key_of};
-use crate::support::Sandbox;
+use crate::support::{Sandbox, wait_until};
 
 /// Returns the SHA-256 of `token`, computed by another program.
 pub(super) fn digest(token: &str) -> String {
@@ -74,6 +74,41 @@ fn a_ticket_of_several_locks_needs_the_right_for_each() {
         post(path, &json!({ "ticket": forged })).problem(403, "forbidden");
     }
     sandbox.run("run -n prod -- true").expect(123);
+}
+
+#[test]
+fn the_locks_that_a_waiter_holds_need_rights() {
+    let sandbox = Sandbox::new();
+    let tokens = [("ci", "token-of-ci"), ("ops", "token-of-ops")];
+    let rules: [(&str, &str, &[&str]); 2] =
+        [("ci", "ci/", &["read", "acquire"]), ("ops", "", &["read", "acquire"])];
+    let server = with_access(&sandbox, &tokens, &rules, "");
+    let (ci, ops, id) = (bearer("token-of-ci"), bearer("token-of-ops"), "0f".repeat(16));
+    let post = |token: &str, key: &str, body: &Value| {
+        server.post("/v1/holds", &[("Authorization", token), ("Idempotency-Key", &*key_of(key))], body)
+    };
+    post(&ops, "a", &json!({ "lock": "ci/a", "ttl": "10m" })).expect(201);
+    let holds = json!([{ "name": "ci/b", "token": 1 }, { "name": "prod", "token": 2 }]);
+    let nested = json!({ "holds": holds, "id": id, "seen": [id] });
+    let holder = json!({ "name": "w", "host": "h", "pid": 1, "nested": nested });
+    let waits = json!({ "lock": "ci/a", "wait": "60s", "holder": holder });
+    let refused = post(&ci, "b", &waits).problem(403, "forbidden");
+    assert!(refused.body["detail"].as_str().unwrap().contains("`prod`"), "{refused:?}");
+
+    let key = key_of("c");
+    let headers =
+        [("Content-Type", "application/json"), ("Authorization", &*ops), ("Idempotency-Key", &*key)];
+    let _waiting = server.send("POST /v1/holds", &headers, &waits.to_string());
+    let get = |token: &str, path: &str| {
+        server.ask(&format!("GET {path}"), &[("Authorization", token)], "").expect(200).body
+    };
+    let shown = |token: &str| get(token, "/v1/locks/ci/a")["waiters"][0]["holder"]["nested"].clone();
+    wait_until("it waits in line", || shown(&ops) == nested);
+    assert_eq!(shown(&ci)["holds"], json!([{ "name": "ci/b", "token": 1 }]));
+    let refused = post(&ci, "d", &json!({ "lock": "ci/a" })).problem(423, "held");
+    for body in [refused.body, get(&ci, "/v1/locks"), get(&ci, "/v1/locks/ci/a")] {
+        assert!(!body.to_string().contains("prod"), "{body}");
+    }
 }
 
 #[test]

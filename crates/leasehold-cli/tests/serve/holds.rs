@@ -156,6 +156,37 @@ fn one_ticket_holds_several_locks() {
 }
 
 #[test]
+fn a_release_of_several_locks_says_that_one_was_lost() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "");
+    for lost in ["a", "b", "c"] {
+        let held = server.acquire_with(lost, &json!({ "locks": ["a", "b", "c"] })).expect(201);
+        let token = held.body["tokens"][lost].as_u64().unwrap();
+        sandbox.run(&format!("evict {lost} --token {token}")).expect(0);
+        for _ in 0..2 {
+            let refused = server.release(&held.ticket()).problem(410, "lost");
+            let names_it = refused.body["detail"].as_str().unwrap().contains(&format!("`{lost}`"));
+            assert!(names_it && refused.body["token"] == token, "{refused:?}");
+        }
+        for name in ["a", "b", "c"] {
+            assert_eq!(server.state(name)["state"], "free", "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_long_ticket_is_used_like_others() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "");
+    let names: Vec<_> = (0..45).map(|number| format!("{number:02}{}", "x".repeat(250))).collect();
+    let held = server.acquire_with("a", &json!({ "locks": names, "ttl": "10m" })).expect(201);
+    assert!(held.ticket().len() > 16 * 1024);
+    server.renew(&held.ticket()).expect(200);
+    server.post("/v1/holds/check", &[], &json!({ "ticket": held.ticket() })).expect(200);
+    server.release(&held.ticket()).expect(200);
+}
+
+#[test]
 fn a_request_waits_for_the_lock() {
     let sandbox = Sandbox::new();
     let server = Server::start(&sandbox, "");

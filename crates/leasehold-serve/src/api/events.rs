@@ -20,6 +20,7 @@ use crate::body::Parameters;
 use crate::capacity::StaysOpen;
 use crate::feed::{FeedEvent, Numbered, Viewer};
 use crate::problem::Problem;
+use crate::view::hide_in_lock;
 
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -127,7 +128,8 @@ impl EventStream {
             let is_of_store = event.lock.is_empty();
             let may_see = is_of_store || self.arrival.caller.may(Right::Read, &event.lock);
             if may_see && (is_of_store || event.lock.starts_with(&self.prefix)) {
-                let data = serde_json::to_string(event).unwrap_or_default();
+                let now = event.now.clone().map(|lock| hide_in_lock(lock, &self.arrival.caller));
+                let data = serde_json::to_string(&FeedEvent { now, ..event.clone() }).unwrap_or_default();
                 let sent = Event::default().event(event.kind);
                 let sent = if is_look { sent } else { sent.id(self.app.feed.id(numbered.number)) };
                 return Some(sent.data(data));

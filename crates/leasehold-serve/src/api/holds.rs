@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use leasehold::lease::{End, PastGrant, Secret};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use leasehold::lease::{End, Secret, Token};
 use leasehold::view::ms;
 use leasehold::{ErrorKind, LockName, Loss, LossReason, Released, Ticket};
 use tracing::Instrument as _;
@@ -29,9 +30,10 @@ use crate::problem::Problem;
 use crate::trace;
 use crate::waits::Withdrawn;
 
-/// How many tickets one request may renew, and how long its body may be.
+/// How many tickets one request may renew.
 const MAX_RENEWALS: usize = 100;
-pub(super) const MAX_RENEWAL_BODY: usize = 64 * 1024;
+/// How many locks of a ticket are read concurrently.
+const CONCURRENCY: usize = 8;
 /// For how long a request with an unknown ticket waits until the limit of failed requests admits it, and how often it
 /// asks. Tickets that this server has not seen may all be valid, for example after a restart.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -135,11 +137,13 @@ pub(crate) async fn release_one(
     };
     let before = match released {
         Ok(Released::Released) => false,
-        Ok(Released::AlreadyLost) if presented.was_released().await? => true,
-        Ok(Released::AlreadyLost) => {
-            let loss = Loss::new(ticket.name().clone(), ticket.token(), LossReason::Ended);
-            return Err(presented.lost(&loss).await);
-        }
+        Ok(Released::AlreadyLost) => match presented.unreleased().await? {
+            None => true,
+            Some((name, token)) => {
+                let loss = Loss::new(name, token, LossReason::Ended);
+                return Err(presented.lost(&loss).await);
+            }
+        },
         Err(error) => return Err(presented.failed(error).await),
     };
     app.grants.record(ticket, Fate::Released);
@@ -274,12 +278,8 @@ impl<'a> Presented<'a> {
         let fate = app.grants.fate(&ticket);
         match &fate {
             None => patiently(app, arrival).await?,
-            Some(Fate::Lost(reason)) if !(releases && matches!(**reason, LossReason::Limit)) => {
-                return Err(Problem::lost(&Loss::new(
-                    ticket.name().clone(),
-                    ticket.token(),
-                    (**reason).clone(),
-                )));
+            Some(Fate::Lost(loss)) if !(releases && matches!(loss.reason, LossReason::Limit)) => {
+                return Err(Problem::lost(loss));
             }
             Some(Fate::Held | Fate::Released | Fate::Lost(_)) => {}
         }
@@ -308,36 +308,51 @@ impl<'a> Presented<'a> {
     }
 
     /// Returns the problem for the loss of the hold. Reports the loss once, if the server or the store knows the grant.
+    /// `loss` names the lock of the ticket that was lost.
     async fn lost(&self, loss: &Loss) -> Problem {
         let Self { app, arrival, ticket, .. } = self;
-        let reason = &loss.reason;
+        let Loss { name, token, reason, .. } = loss;
         // If the store does not respond, the ticket counts as one of an unknown grant.
-        if self.fate.is_none() && !self.is_past(|_| true).await.unwrap_or_default() {
-            app.report_refused(ticket.name(), "unknown-ticket", arrival);
-            return Problem::unknown_grant(ticket.name(), reason);
+        if self.fate.is_none() && !matches!(self.end(name).await, Ok(Some(_))) {
+            app.report_refused(name, "unknown-ticket", arrival);
+            return Problem::unknown_grant(name, reason);
         }
         // Many requests may learn of the loss at the same time.
-        let before = app.grants.record(ticket, Fate::Lost(Box::new(reason.clone())));
+        let before = app.grants.record(ticket, Fate::Lost(Box::new(loss.clone())));
         if !matches!(before, Some(Fate::Lost(_))) {
             app.metrics.lost(reason.as_str());
-            let (token, reason) = (token(app, ticket), Some(reason.as_str().to_owned()));
-            app.report(FeedEvent { token, reason, ..FeedEvent::new("lost", ticket.name()) }, arrival).await;
+            let token = app.locker.capabilities().tokens.then(|| token.get());
+            let reason = Some(reason.as_str().to_owned());
+            app.report(FeedEvent { token, reason, ..FeedEvent::new("lost", name) }, arrival).await;
         }
         Problem::lost(loss)
     }
 
-    /// Returns whether an earlier request, whose response was lost, released the hold.
-    async fn was_released(&self) -> Result<bool, Problem> {
-        self.is_past(|past| matches!(past.end, End::Released | End::Limit)).await.map_err(|error| {
+    /// Returns a lock of the ticket whose hold did not end with a release, or `None` if all were released: by this
+    /// request, or by an earlier one whose response was lost. A lock whose history shows another end comes first.
+    async fn unreleased(&self) -> Result<Option<(LockName, Token)>, Problem> {
+        let grants: Vec<_> = self.ticket.grants().map(|(name, token)| (name.clone(), token)).collect();
+        let ends = stream::iter(grants)
+            .map(|(name, token)| async move {
+                let end = self.end(&name).await?;
+                Ok::<_, leasehold::Error>((name, token, end))
+            })
+            .buffered(CONCURRENCY);
+        let mut ends: Vec<_> = ends.try_collect().await.map_err(|error: leasehold::Error| {
             self.not_counted();
-            error.into()
-        })
+            Problem::from(error)
+        })?;
+        ends.retain(|(_, _, end)| !matches!(end, Some(End::Released | End::Limit)));
+        ends.sort_by_key(|(_, _, end)| end.is_none());
+        Ok(ends.into_iter().next().map(|(name, token, _)| (name, token)))
     }
 
-    /// Returns whether the history of the lock has the grant, with this property.
-    async fn is_past(&self, is: impl Fn(&PastGrant) -> bool) -> leasehold::Result<bool> {
-        let status = self.app.locker.inspect(self.ticket.name()).await?;
-        Ok(status.history.iter().any(|past| self.ticket.is_of(past) && is(past)))
+    /// Returns how the ticket's grant of the lock `name` ended, if the history of this lock has the grant.
+    async fn end(&self, name: &LockName) -> leasehold::Result<Option<End>> {
+        let status = self.app.locker.inspect(name).await?;
+        let has = |of: Token| self.ticket.grants().any(|(lock, token)| lock == name && token == of);
+        let mut history = status.history.iter();
+        Ok(history.find(|past| has(past.token) && self.ticket.is_of(past)).map(|past| past.end))
     }
 }
 

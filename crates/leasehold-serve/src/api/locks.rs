@@ -18,7 +18,7 @@ use crate::body::{Parameters, PathName, duration};
 use crate::changes::Read;
 use crate::feed::is_of_record;
 use crate::problem::Problem;
-use crate::view::version;
+use crate::view::{hide, hide_in_lock, version};
 
 /// How many locks are read concurrently.
 const CONCURRENCY: usize = 8;
@@ -92,7 +92,7 @@ pub(crate) async fn list(
         .buffered(CONCURRENCY);
     while let Some((name, status)) = statuses.next().await {
         match status {
-            Ok(status) => locks.push(LockView::of(&status)),
+            Ok(status) => locks.push(hide_in_lock(LockView::of(&status), &arrival.caller)),
             Err(error) if is_of_record(&error) => unreadable.push(name.to_string()),
             Err(error) => return Err(error.into()),
         }
@@ -131,7 +131,7 @@ pub(crate) async fn show(
     let known = headers.get(header::IF_NONE_MATCH).and_then(|known| known.to_str().ok());
     let first = app.changes.read(&name).await;
     let began = first.began;
-    if let Some(changed) = unless_known(first, known)? {
+    if let Some(changed) = unless_known(first, known, &arrival)? {
         return Ok(changed);
     }
     let is_stopping = app.stopping.is_cancelled();
@@ -141,7 +141,7 @@ pub(crate) async fn show(
         let mut changes = app.changes.follow(&name);
         let changed = async {
             while let Some(read) = changes.read_after(began).await {
-                if let Some(changed) = unless_known(read, known)? {
+                if let Some(changed) = unless_known(read, known, &arrival)? {
                     return Ok(Some(changed));
                 }
             }
@@ -162,15 +162,16 @@ pub(crate) async fn show(
     Ok(unchanged)
 }
 
-/// Returns the lock as a response, or `None` if its `ETag` is `known`.
-fn unless_known(read: Read, known: Option<&str>) -> Result<Option<Response>, Problem> {
+/// Returns the lock as a response to `arrival`, or `None` if its `ETag` is `known`.
+fn unless_known(read: Read, known: Option<&str>, arrival: &Arrival) -> Result<Option<Response>, Problem> {
     let detail = read.result?;
     let tag = format!("\"{}\"", version(&detail.lock));
     if known == Some(&*tag) {
         return Ok(None);
     }
     let tag = HeaderValue::from_str(&tag).unwrap_or(HeaderValue::from_static("\"\""));
-    Ok(Some(([(header::ETAG, tag)], Json(&*detail)).into_response()))
+    let shown = hide(LockDetail::clone(&detail), &arrival.caller);
+    Ok(Some(([(header::ETAG, tag)], Json(shown)).into_response()))
 }
 
 #[cfg(test)]

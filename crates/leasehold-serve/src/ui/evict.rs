@@ -19,6 +19,7 @@ use crate::api::evict::{Outcome, end_grant};
 use crate::app::{Arrival, Shared};
 use crate::body::{Timely, lock_name, number};
 use crate::problem::Problem;
+use crate::view::hide;
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -73,13 +74,15 @@ pub(super) async fn evict(
             None
         };
         if flaw.is_some() {
-            let detail = app.feed.inspect(&name).await?;
+            let detail = hide(app.feed.inspect(&name).await?, &arrival.caller);
             let page = form_page(head.clone(), &detail, &form, flaw).with_status(StatusCode::BAD_REQUEST);
             return Ok(page.into_response());
         }
         Ok(match end_grant(&app, &arrival, &name, token, &form.reason).await? {
             Outcome::Evicted => Redirect::to(&link("lock", name.as_str())).into_response(),
-            Outcome::Changed(now) => changed_page(head.clone(), &now, token).into_response(),
+            Outcome::Changed(now) => {
+                changed_page(head.clone(), &hide(*now, &arrival.caller), token).into_response()
+            }
         })
     };
     done.await.unwrap_or_else(|problem: Problem| head.problem(&problem).into_response())

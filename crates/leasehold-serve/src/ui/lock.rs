@@ -19,7 +19,7 @@ use crate::access::Right;
 use crate::app::{App, Arrival, Dashboard, Shared};
 use crate::body::{Timely, lock_name};
 use crate::problem::Problem;
-use crate::view::version;
+use crate::view::{hide, version};
 
 pub(super) async fn page(
     State(app): Shared,
@@ -81,6 +81,7 @@ async fn failed(
         let content = html! { h1 class="name" { (name) } (alert(None, problem)) (reserve::repeated_form(app, name, &form)) };
         return Ok(head.page(name.as_str(), "/ui/", content).with_status(problem.status()).into_response());
     };
+    let detail = hide(detail, &arrival.caller);
     let own = Reservation::of(app, arrival, headers, name);
     let content = content(app, arrival, &detail, own.as_ref(), Some((form, problem)));
     let page = head.page(name.as_str(), "/ui/", content).watching(name.as_str());

@@ -11,7 +11,7 @@ use crate::access::Right;
 use crate::app::{App, Arrival};
 use crate::feed::{Look, MAX_LOCKS, is_of_record};
 use crate::problem::Problem;
-use crate::view::aged;
+use crate::view::{aged, hide};
 
 /// How many locks are read concurrently.
 const CONCURRENCY: usize = 8;
@@ -63,7 +63,7 @@ pub(super) async fn locks(
         match lock {
             Ok((lock, age)) => {
                 reading.age_ms = reading.age_ms.max(ms(age));
-                reading.locks.push(lock);
+                reading.locks.push(hide(lock, &arrival.caller));
             }
             Err(error) if is_of_record(&error) => reading.unreadable.push(name),
             Err(error) => return Err(error.into()),
@@ -95,10 +95,10 @@ pub(super) async fn lock(
     if is_update(headers)
         && let Some(look) = app.feed.seen_one(name)
     {
-        return Ok(aged_now(app, look).0);
+        return Ok(hide(aged_now(app, look).0, &arrival.caller));
     }
     app.limits.admit(arrival.caller.name(), arrival.at)?;
-    Ok(app.feed.inspect(name).await?)
+    Ok(hide(app.feed.inspect(name).await?, &arrival.caller))
 }
 
 fn aged_now(app: &App, look: Look) -> (LockDetail, Duration) {

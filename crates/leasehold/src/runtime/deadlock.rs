@@ -168,7 +168,8 @@ type Read<'a> = dyn Fn(LockName) -> BoxFuture<'a, Result<Status, StoreError>> + 
 
 /// Returns the links of `waiter`, which waits for `waits_for`: one for each lock that it holds.
 fn links<'a>(waiter: &'a Holder, waits_for: &'a LockName) -> impl Iterator<Item = Arc<CycleLink>> + use<'a> {
-    let nested = waiter.nested.as_deref();
+    // A server does not show the ids to everyone.
+    let nested = waiter.nested.as_deref().filter(|nested| nested.id != Id::NONE);
     nested.into_iter().flat_map(move |nested| {
         // Shared, because its texts come from others and may be long.
         let waiter = Arc::new(Holder { nested: None, ..waiter.clone() });

@@ -40,8 +40,8 @@ impl Id {
         Self::of_bits(random.bits())
     }
 
-    /// The id of no claim.
-    pub(crate) const NONE: Self = Self::of_bits(0);
+    /// The id of no claim. Also stands for an id that is not shown.
+    pub const NONE: Self = Self::of_bits(0);
 
     const fn of_bits(bits: u128) -> Self {
         Self { bits, secret: None }

@@ -197,6 +197,9 @@ fn lock(app: &App, arrival: &Arrival, name: &LockName, request: &AcquireRequest)
         if nested.as_ref().is_some_and(|nested| nested.holds.len().max(nested.seen.len()) > MAX_NESTED) {
             return Err(Problem::invalid(format!("`nested` has more than {MAX_NESTED} locks or cycles")));
         }
+        // Others give up because of such an entry.
+        let holds = nested.iter().flat_map(|nested| &nested.holds);
+        holds.map(|held| &held.name).try_for_each(|name| arrival.require(Right::Acquire, name))?;
         lock = lock.on_behalf_of(Holder { name, host, pid, value, max_hold_ms, nested, note: None });
     }
     if let Some(delay) = &request.lock_delay {

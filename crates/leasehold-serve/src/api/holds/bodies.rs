@@ -72,7 +72,7 @@ pub(crate) struct HolderRequest {
     pub(super) value: Option<String>,
     /// The limit that the holder itself puts on the hold, for others to see. The server does not enforce it.
     pub(super) max_hold_ms: Option<u64>,
-    /// The locks that it holds while it waits.
+    /// The locks that it holds while it waits. The caller needs the right to acquire each of them.
     pub(super) nested: Option<Box<Nested>>,
 }
 

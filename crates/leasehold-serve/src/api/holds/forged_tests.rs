@@ -128,6 +128,43 @@ async fn a_repeated_release_is_not_a_loss() {
     }
 }
 
+#[tokio::test]
+async fn several_locks_are_released_only_if_none_was_lost() {
+    let locker = mem().await;
+    let several = async || {
+        let guard = locker.lock("a").ttl(10 * MINUTE).and(["b", "c"]).acquire().await.unwrap();
+        guard.into_ticket().await.unwrap()
+    };
+    for lost in ["a", "b", "c"] {
+        let held = several().await;
+        let name = LockName::new(lost).unwrap();
+        let token = held.tokens()[&name];
+        locker.evict(&name, token).await.unwrap();
+        // The first request releases the others.
+        for app in [App::on(&locker, None), App::on(&locker, None)] {
+            let (arrival, text) = (app.arrival(false).await, held.to_string());
+            let _viewer = app.feed.view(vec![String::new()], None);
+            for _ in 0..2 {
+                let problem = release_one(&app, &arrival, &text, None, false).await.err().unwrap();
+                assert_eq!((problem.word(), problem.outcome()), ("lost", "lost"));
+                assert_eq!(body(problem).await["token"], token.get());
+            }
+            let events = app.feed.latest();
+            let events: Vec<_> = events
+                .iter()
+                .map(|event| (event.event.kind, &*event.event.lock, event.event.token))
+                .collect();
+            assert_eq!(events, [("lost", lost, Some(token.get()))]);
+        }
+    }
+    let held = several().await.to_string();
+    for before in [false, true] {
+        let app = App::on(&locker, None);
+        let released = release_one(&app, &app.arrival(false).await, &held, None, false).await.ok().unwrap();
+        assert_eq!((released.released, released.before), (true, before));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn failed_requests_are_limited_and_valid_ones_are_not() {
     let (locker, other) = (paused_store().await, mem().await);
