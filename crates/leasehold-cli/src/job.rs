@@ -296,6 +296,17 @@ impl Job {
         self.names.first()
     }
 
+    /// Returns how much of the lease remains when the command must have the responses to its requests, because it is
+    /// about to be stopped.
+    #[cfg(feature = "serve")]
+    pub(crate) fn reserve(&self) -> Duration {
+        let margin = self.plan.margin();
+        match self.plan.on_lost {
+            OnLost::None => Duration::ZERO,
+            OnLost::Term | OnLost::Kill => self.plan.grace.max(margin) + margin,
+        }
+    }
+
     /// Returns whether the latest run lost the lock.
     pub(crate) fn was_lost(&self) -> bool {
         self.report.outcome == "lost"

@@ -60,8 +60,8 @@ pub(super) async fn terraform(context: &Context, args: TerraformArgs) -> Result<
         let variables = listener.variables();
         let locker = session.locker.clone();
         let acquire = acquire(request, locker.clone(), context.output);
-        let backend =
-            StateBackend::new(locker, job.lock().clone(), object, command, acquire, warn(context.output));
+        let (name, warn) = (job.lock().clone(), warn(context.output));
+        let backend = StateBackend::new(locker, name, object, command, acquire, warn, job.reserve());
         listener.serve(backend.clone());
         job.run_beside(context, &mut session, &backend, variables).await
     };

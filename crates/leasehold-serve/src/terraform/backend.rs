@@ -7,6 +7,8 @@
 //!   be lost that arrives before the first write of the later holder.
 //! - The stored state ends with the token in whitespace, which JSON allows. So no two holders ever write the same bytes,
 //!   which a fence on S3 requires, and this holder recognises its own writes.
+//! - A read or write under a lock is answered before the command is ended for lack of a renewal, whether or not the
+//!   store has answered. So Terraform has the time to save the state in a file.
 //! - A request is finished even if its connection ends. Terraform repeats it, and each request may be repeated.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -32,6 +34,9 @@ pub type Warn = Box<dyn Fn(&str) + Send + Sync>;
 /// The time that remains while no lock is held. Longer than any command runs.
 const UNLIMITED: Duration = Duration::from_secs(10 * 366 * 24 * 3_600);
 
+/// The maximum sleep between two looks at a lease, because timers can fire late.
+const MAX_SLEEP: Duration = Duration::from_millis(250);
+
 /// The lock and the state of one command.
 pub struct StateBackend {
     locker: Locker,
@@ -39,6 +44,8 @@ pub struct StateBackend {
     object: Object,
     acquire: Acquire,
     warn: Warn,
+    /// When only this much of the lease remains, requests do not wait for the store any more.
+    reserve: Duration,
     /// The words of the command, among which `force-unlock` names a lock.
     words: Vec<String>,
     /// The processes of the command, which must have ended before the lock is free.
@@ -113,7 +120,7 @@ pub(super) enum Answer {
 
 impl StateBackend {
     /// Creates the backend of a command with these `words`. `acquire` acquires the lock `name` in `locker`, and the
-    /// state is `object`.
+    /// state is `object`. When only `reserve` of the lease remains, requests for the state are refused.
     pub fn new(
         locker: Locker,
         name: LockName,
@@ -121,6 +128,7 @@ impl StateBackend {
         words: Vec<String>,
         acquire: Acquire,
         warn: Warn,
+        reserve: Duration,
     ) -> Arc<Self> {
         let unlimited = Deadline::new(locker.store().env().now(), UNLIMITED);
         let counter = || watch::Sender::new(0);
@@ -130,6 +138,7 @@ impl StateBackend {
             object: object.content_type("application/json"),
             acquire,
             warn,
+            reserve,
             words,
             processes: OnceLock::new(),
             holding: Mutex::default(),
@@ -221,9 +230,10 @@ impl StateBackend {
 
     async fn read(&self) -> Answer {
         let token = self.holding().held.as_ref().map(|held| held.token);
-        let content = match self.object.read().await {
-            Ok(found) => found.map(|found| found.value),
-            Err(error) => return failed("the state was not read", &error),
+        let content = match self.while_held(token, self.object.read()).await {
+            Ok(Ok(found)) => found.map(|found| found.value),
+            Ok(Err(error)) => return failed("the state was not read", &error),
+            Err(why) => return Answer::Refused(format!("the state was not read: {why}")),
         };
         if let Some(held) = self.holding().held.as_mut().filter(|held| Some(held.token) == token) {
             held.read = Some(content.clone());
@@ -258,10 +268,40 @@ impl StateBackend {
             }
             Ok::<_, Error>(Some(content.clone()))
         });
-        match written.await {
-            Ok(_) => Answer::Done,
-            Err(error) => failed("the state was not written", &error),
+        match self.while_held(Some(token), written).await {
+            Ok(Ok(_)) => Answer::Done,
+            Ok(Err(error)) => failed("the state was not written", &error),
+            Err(why) => Answer::Refused(format!("it is not certain that the state was written: {why}")),
         }
+    }
+
+    /// Waits for `work` on the state while the lock with this `token` is held, if one is. Returns an error when the lock
+    /// is lost or only the reserve of its lease remains: the command is about to be stopped, and Terraform saves its
+    /// state in a file only if it gets a response before.
+    async fn while_held<T>(
+        &self,
+        token: Option<Token>,
+        work: impl Future<Output = T>,
+    ) -> Result<T, &'static str> {
+        let mut work = std::pin::pin!(work);
+        loop {
+            let left = match &self.holding().held {
+                Some(held) if Some(held.token) == token => held.guard.remaining(),
+                // It was released.
+                _ => break,
+            };
+            let Some(left) = left.checked_sub(self.reserve).filter(|left| !left.is_zero()) else {
+                return Err("the lock was lost, or its lease ends soon because it was not renewed");
+            };
+            let clock = self.clock();
+            tokio::select! {
+                biased;
+                done = &mut work => return Ok(done),
+                () = self.lost() => {}
+                () = clock.sleep(left.min(MAX_SLEEP)) => {}
+            }
+        }
+        Ok(work.await)
     }
 
     /// Checks that the lock is held.

@@ -1,23 +1,90 @@
 //! Requests to the backend, on stores in memory and with paused time.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use async_trait::async_trait;
+use futures_util::stream::BoxStream;
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
+use leasehold::clock::{StoreTime, TestClock};
+use leasehold::env::Env;
+use leasehold::error::StoreError;
+use leasehold::lease::StoreOptions;
+use leasehold::register::{
+    Body as Bodied, Deleted, Precondition, RegisterCapabilities, Version, VersionedValue, Write,
+};
 use leasehold::stores::memory::MemoryRegister;
-use leasehold::{Locker, Object};
+use leasehold::{Locker, Object, Register, RegisterLeases};
 
 use super::*;
 use crate::feed::paused_store;
 
 const TTL: Duration = Duration::from_secs(30);
+const RESERVE: Duration = Duration::from_secs(11);
 const NAME: &str = "prod";
+
+/// A register that answers nothing while it is down.
+#[derive(Debug)]
+struct Unreliable {
+    memory: MemoryRegister,
+    is_down: AtomicBool,
+}
+
+impl Unreliable {
+    // As on S3, where a fence has the most rules.
+    fn new(env: Env) -> Arc<Self> {
+        Arc::new(Self { memory: MemoryRegister::by_content(env), is_down: AtomicBool::new(false) })
+    }
+
+    async fn up(&self) -> &MemoryRegister {
+        if self.is_down.load(Ordering::SeqCst) {
+            std::future::pending::<()>().await;
+        }
+        &self.memory
+    }
+}
+
+#[async_trait]
+impl Register for Unreliable {
+    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
+        self.up().await.read(key).await
+    }
+
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Bodied) -> Result<Write, StoreError> {
+        self.up().await.write(key, expect, body).await
+    }
+
+    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        self.up().await.delete(key, version).await
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
+        self.memory.list(prefix)
+    }
+
+    fn version_of(&self, bytes: &[u8]) -> Option<Version> {
+        self.memory.version_of(bytes)
+    }
+
+    fn store_time(&self) -> Option<StoreTime> {
+        self.memory.store_time()
+    }
+
+    fn env(&self) -> &Env {
+        self.memory.env()
+    }
+
+    fn capabilities(&self) -> RegisterCapabilities {
+        self.memory.capabilities()
+    }
+}
 
 /// The store of locks and states, which commands of several machines share.
 struct World {
     locker: Locker,
-    register: Arc<MemoryRegister>,
+    register: Arc<Unreliable>,
 }
 
 /// A command with its backend. Its supervision acts at once.
@@ -29,9 +96,20 @@ struct Command {
 impl World {
     async fn new() -> Self {
         let locker = paused_store().await;
-        // As on S3, where a fence has the most rules.
-        let register = Arc::new(MemoryRegister::by_content(locker.store().env().clone()));
+        let register = Unreliable::new(locker.store().env().clone());
         Self { locker, register }
+    }
+
+    /// Creates a world whose locks and states are in one store, which may be down.
+    fn of_one_store() -> Self {
+        let mut options = StoreOptions::default();
+        options.env = Env::seeded(Arc::new(TestClock::default()), 1);
+        let register = Unreliable::new(options.env.clone());
+        Self { locker: Locker::new(Arc::new(RegisterLeases::new(register.clone(), options))), register }
+    }
+
+    fn is_down(&self, is_down: bool) {
+        self.register.is_down.store(is_down, Ordering::SeqCst);
     }
 
     fn object(&self) -> Object {
@@ -56,7 +134,8 @@ impl World {
         });
         let words = words.iter().map(|word| (*word).to_owned()).collect();
         let name = leasehold::LockName::new(NAME).unwrap();
-        let backend = StateBackend::new(self.locker.clone(), name, self.object(), words, acquire, warn);
+        let object = self.object();
+        let backend = StateBackend::new(self.locker.clone(), name, object, words, acquire, warn, RESERVE);
         Command { backend, warnings }
     }
 
@@ -234,6 +313,46 @@ async fn a_lock_is_used_only_when_the_supervision_knows_of_it() {
     assert!(command.backend.remaining() <= TTL);
     command.supervise();
     assert_eq!(locking.await.unwrap(), Answer::Done);
+}
+
+/// Terraform saves the state in a file only if it gets a response before it is killed.
+#[tokio::test(start_paused = true)]
+async fn a_request_without_the_store_is_refused_before_the_command_is_stopped() {
+    for reads in [false, true] {
+        let world = World::of_one_store();
+        let command = world.command(&[]);
+        assert_eq!(command.lock("1").await, Answer::Done);
+        assert_eq!(command.read().await, None);
+        world.is_down(true);
+        for _ in 0..2 {
+            let answer = match reads {
+                true => command.backend.handle(Asked::Read).await,
+                false => command.write("1", "{}").await,
+            };
+            let why = refusal(answer);
+            assert!(why.contains("lease ends soon"), "{why}");
+            let left = command.backend.remaining();
+            assert!(left <= RESERVE && left > RESERVE - Duration::from_secs(1), "{left:?}");
+        }
+        command.backend.lost().await;
+        assert!(refusal(command.write("1", "{}").await).contains("the lock was lost"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_short_outage_of_the_store_only_delays_a_write() {
+    let world = World::of_one_store();
+    let command = world.command(&[]);
+    assert_eq!(command.lock("1").await, Answer::Done);
+    assert_eq!(command.write("1", "{}").await, Answer::Done);
+    world.is_down(true);
+    let env = world.locker.store().env().clone();
+    env.sleep(Duration::from_secs(3)).await;
+    world.is_down(false);
+    assert_eq!(command.write("1", r#"{"a":1}"#).await, Answer::Done);
+    env.sleep(TTL * 2).await;
+    assert!(command.backend.remaining() > RESERVE, "it is renewed");
+    assert_eq!(command.write("1", "{}").await, Answer::Done);
 }
 
 #[tokio::test(start_paused = true)]
