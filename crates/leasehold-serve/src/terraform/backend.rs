@@ -99,7 +99,6 @@ pub struct Closed {
 pub(super) enum Asked {
     Read,
     Write { id: Option<String>, state: Bytes },
-    Delete,
     Lock(Bytes),
     Unlock(Bytes),
 }
@@ -161,6 +160,12 @@ impl StateBackend {
         self.locker.store().env().clock.clone()
     }
 
+    /// Tells the user of a request that is not handled.
+    pub(super) fn refuse(&self, why: &str) {
+        self.holding().asked = true;
+        (self.warn)(why);
+    }
+
     fn holding(&self) -> MutexGuard<'_, Holding> {
         self.holding.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -215,8 +220,7 @@ impl StateBackend {
             this.holding().asked = true;
             let answer = match asked {
                 Asked::Read => this.read().await,
-                Asked::Write { id, state } => this.write(id, Some(&state)).await,
-                Asked::Delete => this.write(None, None).await,
+                Asked::Write { id, state } => this.write(id, &state).await,
                 Asked::Lock(body) => this.lock(&body).await,
                 Asked::Unlock(body) => this.unlock(&body).await,
             };
@@ -241,16 +245,14 @@ impl StateBackend {
         Answer::State(content.filter(|content| !content.trim_ascii().is_empty()))
     }
 
-    /// Writes the state. `None` deletes it: an empty object stands for no state, because without the object there would
-    /// be no token for the fence. Terraform sends the id of the lock with a state, but not with a deletion.
-    async fn write(&self, id: Option<String>, state: Option<&[u8]>) -> Answer {
+    async fn write(&self, id: Option<String>, state: &[u8]) -> Answer {
         let _turn = self.turn.lock().await;
         let (token, read) = match &self.holding().held {
             None => {
                 let why = "the state was not written: a write needs the lock, so do not use -lock=false";
                 return Answer::Refused(why.to_owned());
             }
-            Some(held) if state.is_some() && id.as_ref() != Some(&held.info.id) => {
+            Some(held) if id.as_ref() != Some(&held.info.id) => {
                 return Answer::Refused(format!(
                     "the state was not written: its lock is held by {}, ID {}",
                     held.info.who, held.info.id
@@ -258,7 +260,7 @@ impl StateBackend {
             }
             Some(held) => (held.token, held.read.clone()),
         };
-        let content = marked(state.unwrap_or_default(), token);
+        let content = marked(state, token);
         let written = self.object.update_fenced(token, async |current| {
             self.check()?;
             let is_own = current.as_ref().is_some_and(|current| current.ends_with(&mark(token)));

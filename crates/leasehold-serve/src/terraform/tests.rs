@@ -389,17 +389,13 @@ async fn a_write_needs_the_lock_of_its_own_process() {
 
 /// On S3, versions depend only on the bytes, and a fence refuses bytes that the object had under a lower token.
 #[tokio::test(start_paused = true)]
-async fn an_earlier_state_can_be_restored_and_deleted_again() {
+async fn an_earlier_state_can_be_restored() {
     let world = World::new().await;
     for (id, state) in [("1", "{}"), ("2", r#"{"a":1}"#), ("3", "{}"), ("4", ""), ("5", "{}"), ("6", "")] {
         let command = world.command(&[]);
         assert_eq!(command.lock(id).await, Answer::Done);
         command.read().await;
-        let asked = match state {
-            "" => Asked::Delete,
-            state => Asked::Write { id: Some(id.to_owned()), state: state.into() },
-        };
-        assert_eq!(command.backend.handle(asked).await, Answer::Done, "{id}");
+        assert_eq!(command.write(id, state).await, Answer::Done, "{id}");
         assert_eq!(command.read().await.unwrap_or_default(), state);
         assert_eq!(command.unlock(id).await, Answer::Done);
     }
@@ -443,16 +439,28 @@ async fn only_the_command_with_the_password_is_answered() {
     let variables = listener.variables();
     let value = |name: &str| variables.iter().find(|(variable, _)| *variable == name).unwrap().1.clone();
     assert!(value("TF_HTTP_ADDRESS").starts_with("http://127.0.0.1:"));
+    assert!(value("TF_HTTP_ADDRESS").ends_with(STATE));
+    assert!(value("TF_HTTP_LOCK_ADDRESS").ends_with(LOCK));
+    assert!(value("TF_HTTP_UNLOCK_ADDRESS").ends_with(UNLOCK));
     let key = digest(&authorization(&value("TF_HTTP_PASSWORD")));
-    let server = Server { backend: world.command(&[]).backend, key };
+    let command = world.command(&[]);
+    let server = Server { backend: command.backend.clone(), key };
     let router = TowerToHyperService::new(server.router());
-    let status = async |method: &str, password: Option<&str>, body: Bytes| {
-        let request = Request::builder().method(method).uri("/?ID=1");
+    let asked = async |method: &str, path: &str, password: Option<&str>, body: Bytes| {
+        let request = Request::builder().method(method).uri(format!("{path}?ID=1"));
         let request = match password {
             Some(password) => request.header(header::AUTHORIZATION, authorization(password)),
             None => request,
         };
         router.call(request.body(Body::from(body)).unwrap()).await.unwrap().status().as_u16()
+    };
+    let status = async |method: &str, password: Option<&str>, body: Bytes| {
+        let path = match method {
+            "LOCK" => LOCK,
+            "UNLOCK" => UNLOCK,
+            _ => STATE,
+        };
+        asked(method, path, password, body).await
     };
     let password = value("TF_HTTP_PASSWORD");
     let given = Some(&*password);
@@ -466,8 +474,19 @@ async fn only_the_command_with_the_password_is_answered() {
     assert_eq!(status("POST", given, vec![b' '; 50 << 20].into()).await, 200);
     assert_eq!(status("POST", given, "{}".into()).await, 200);
     assert_eq!(status("GET", given, Bytes::new()).await, 200);
-    assert_eq!(status("PUT", given, "{}".into()).await, 405);
-    assert_eq!(status("DELETE", given, Bytes::new()).await, 200);
+    for (method, path, option) in [
+        ("PUT", STATE, "update_method"),
+        ("LOCK", STATE, "update_method"),
+        ("DELETE", STATE, "update_method"),
+        ("POST", LOCK, "lock_method"),
+        ("DELETE", UNLOCK, "unlock_method"),
+        ("GET", "/", "address"),
+    ] {
+        assert_eq!(asked(method, path, given, Bytes::new()).await, 405, "{method} {path}");
+        let warning = command.warnings.lock().unwrap().pop().unwrap();
+        assert!(warning.contains(&format!("remove {option} from")), "{warning}");
+        assert_eq!(world.stored().await.unwrap(), b"{}", "{method} {path}");
+    }
     assert_eq!(status("UNLOCK", given, info("2")).await, 409);
     assert_eq!(status("UNLOCK", given, info("1")).await, 200);
 }
