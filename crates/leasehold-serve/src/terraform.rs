@@ -13,7 +13,6 @@ use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Query, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::any;
 use axum::{RequestExt as _, Router};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -101,7 +100,7 @@ struct Parameters {
 impl Server {
     fn router(self) -> Router {
         let limit = DefaultBodyLimit::max(MAX_OBJECT_BYTES);
-        Router::new().fallback(any(answer)).layer(limit).with_state(self)
+        Router::new().fallback(answer).layer(limit).with_state(self)
     }
 
     fn admits(&self, headers: &HeaderMap) -> bool {

@@ -3,7 +3,7 @@
 //! - LOCK acquires a lease, which this process renews. It is answered after the command is certain to be stopped before
 //!   the lease ends ([`StateBackend::changed`]).
 //! - A state is written with the token of the lock: a holder whose lock was lost cannot write over the state of a later
-//!   holder. A write also replaces only the state that was read under the same lock. Without that, a late write could
+//!   holder. A write also replaces only the state that was first read under the same lock. Without that, a late write could
 //!   be lost that arrives before the first write of the later holder.
 //! - The stored state ends with the token in whitespace, which JSON allows. So no two holders ever write the same bytes,
 //!   which a fence on S3 requires, and this holder recognises its own writes.
@@ -36,6 +36,8 @@ const UNLIMITED: Duration = Duration::from_secs(10 * 366 * 24 * 3_600);
 
 /// The maximum sleep between two looks at a lease, because timers can fire late.
 const MAX_SLEEP: Duration = Duration::from_millis(250);
+
+const CHANGED: &str = "another process has written the state since this one read it under its lock";
 
 /// The lock and the state of one command.
 pub struct StateBackend {
@@ -79,7 +81,7 @@ struct Held {
     guard: Guard,
     token: Token,
     info: LockInfo,
-    /// The object as it was read under this lock, if it was.
+    /// The object as it was first read under this lock, if it was.
     read: Option<Option<Bytes>>,
 }
 
@@ -240,7 +242,12 @@ impl StateBackend {
             Err(why) => return Answer::Refused(format!("the state was not read: {why}")),
         };
         if let Some(held) = self.holding().held.as_mut().filter(|held| Some(held.token) == token) {
-            held.read = Some(content.clone());
+            // A later read must not make changes of others look known: Terraform reads a new state again just before it
+            // writes, and takes over the serial of what it finds.
+            let is_own = content.as_ref().is_some_and(|content| content.ends_with(&mark(held.token)));
+            if *held.read.get_or_insert_with(|| content.clone()) != content && !is_own {
+                return Answer::Refused(format!("the state was not read: {CHANGED}"));
+            }
         }
         Answer::State(content.filter(|content| !content.trim_ascii().is_empty()))
     }
@@ -265,8 +272,7 @@ impl StateBackend {
             self.check()?;
             let is_own = current.as_ref().is_some_and(|current| current.ends_with(&mark(token)));
             if !is_own && read.as_ref().is_some_and(|read| *read != current) {
-                let message = "another process has written the state since this one read it under its lock";
-                return Err(Error::new(ErrorKind::Conflict, message));
+                return Err(Error::new(ErrorKind::Conflict, CHANGED));
             }
             Ok::<_, Error>(Some(content.clone()))
         });

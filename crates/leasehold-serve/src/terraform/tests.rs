@@ -275,9 +275,17 @@ async fn a_state_that_changed_since_it_was_read_is_not_replaced() {
     let why = refusal(next.write("1", "{}").await);
     assert!(why.contains("another process has written"), "{why}");
     assert_eq!(world.stored().await.unwrap(), br#"{"late":1}"#);
-    // Once it has been read, it can be replaced.
-    assert!(next.read().await.is_some());
-    assert_eq!(next.write("1", "{}").await, Answer::Done);
+    // Terraform reads a new state again just before its first write. This must not let the late state vanish.
+    let why = refusal(next.backend.handle(Asked::Read).await);
+    assert!(why.contains("another process has written"), "{why}");
+    refusal(next.write("1", "{}").await);
+    assert_eq!(next.unlock("1").await, Answer::Done);
+    // Under another lock, it can be replaced.
+    assert_eq!(next.lock("2").await, Answer::Done);
+    assert_eq!(next.read().await.as_deref(), Some(r#"{"late":1}"#));
+    assert_eq!(next.write("2", "{}").await, Answer::Done);
+    assert_eq!(next.read().await.as_deref(), Some("{}"), "its own write is no change");
+    assert_eq!(next.write("2", r#"{"a":1}"#).await, Answer::Done);
 }
 
 #[tokio::test(start_paused = true)]
