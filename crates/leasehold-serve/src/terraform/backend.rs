@@ -390,7 +390,7 @@ impl StateBackend {
 
     async fn unlock(&self, body: &[u8]) -> Answer {
         let _turn = self.turn.lock().await;
-        let Some(info) = LockInfo::parse(body) else { return self.force_unlock().await };
+        let Some(info) = LockInfo::parse(body) else { return self.force_unlock(None).await };
         let held = {
             let mut holding = self.holding();
             match &holding.held {
@@ -403,9 +403,7 @@ impl StateBackend {
                 _ => None,
             }
         };
-        let Some(held) = held else {
-            return Answer::Refused(format!("this process does not hold the lock with the ID {}", info.id));
-        };
+        let Some(held) = held else { return self.force_unlock(Some(&info.id)).await };
         match held.guard.release().await {
             Ok(Released::Released) => Answer::Done,
             Ok(Released::AlreadyLost) => {
@@ -422,8 +420,9 @@ impl StateBackend {
         }
     }
 
-    /// Evicts the holder for `force-unlock`. Its request does not say which lock it means, but the command does.
-    async fn force_unlock(&self) -> Answer {
+    /// Evicts the holder for `force-unlock`. Some versions say which lock they mean in the request: `id`. Otherwise the
+    /// command says it.
+    async fn force_unlock(&self, id: Option<&str>) -> Answer {
         let status = match self.locker.inspect(&self.name).await {
             Ok(status) => status,
             Err(error) => return failed("the lock was not read", &error),
@@ -433,9 +432,10 @@ impl StateBackend {
         };
         let info = self.described(held);
         let mut words = self.words.iter().flat_map(|word| word.split_whitespace());
-        let (Some(token), true) = (held.token, words.any(|word| word == info.id)) else {
+        let is_meant = id.map_or_else(|| words.any(|word| word == info.id), |id| id == info.id);
+        let (Some(token), true) = (held.token, is_meant) else {
             return Answer::Refused(format!(
-                "lock `{}` is held by {} with the ID {}, which is not the one in the command; nothing was unlocked",
+                "lock `{}` is held by {} with the ID {}, which is not the one to unlock; nothing was unlocked",
                 self.name, info.who, info.id
             ));
         };

@@ -427,6 +427,26 @@ async fn force_unlock_ends_only_the_lock_that_the_command_names() {
     assert!(refusal(force(&words).await).contains("is not held"));
 }
 
+/// As newer versions of OpenTofu do.
+#[tokio::test(start_paused = true)]
+async fn force_unlock_may_send_the_id() {
+    let world = World::new().await;
+    let (held, other) = (world.command(&[]), world.command(&["tofu", "force-unlock", "lock-2"]));
+    assert_eq!(held.lock("lock-1").await, Answer::Done);
+    let why = refusal(other.unlock("lock-2").await);
+    assert!(why.contains("ID lock-1,") && why.contains("nothing was unlocked"), "{why}");
+    held.backend.remaining();
+    assert!(held.backend.handle(Asked::Read).await == Answer::State(None), "it is still held");
+    assert_eq!(other.unlock("lock-1").await, Answer::Done);
+    held.backend.lost().await;
+    assert!(refusal(other.unlock("lock-1").await).contains("is not held"));
+    // An unlock of its own lock is none of these.
+    assert_eq!(other.lock("lock-3").await, Answer::Done);
+    for _ in 0..2 {
+        assert_eq!(other.unlock("lock-3").await, Answer::Done);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_lock_that_the_command_leaves_is_handed_back() {
     let world = World::new().await;
