@@ -324,7 +324,12 @@ fn terraform_says_what_it_cannot_use() {
         let ended = sandbox.run(&format!("terraform {words} -- true"));
         assert!(ended.code == code && ended.stderr.contains(message), "{words}: {ended:?}");
     }
-    let silent = sandbox.run(&format!("tofu prod -s {url} -- true")).expect(0);
+    let silent = sandbox.run(&format!("tofu prod -q -s {url} -- true")).expect(125);
     assert!(silent.stderr.contains("did not ask for its state"), "{silent:?}");
+    sandbox.write(".terraform/terraform.tfstate", r#"{"backend":{"type":"http","config":{"address":"http://h/"}}}"#);
+    let other = sandbox.run(&format!("tofu prod -s {url} -- touch ran")).expect(125);
+    assert!(other.stderr.contains("option `address` of the backend `http`"), "{other:?}");
+    assert!(!sandbox.path("ran").exists());
+    fs::remove_file(sandbox.path(".terraform/terraform.tfstate")).unwrap();
     assert_eq!(sandbox.run_script(&format!("tofu prod -q -s {url}"), "exit 7").expect(7).stderr, "");
 }

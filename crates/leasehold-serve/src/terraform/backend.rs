@@ -74,6 +74,8 @@ struct Holding {
     token: Option<Token>,
     /// Whether there was a request.
     asked: bool,
+    /// Whether a lock was granted under which the state was not asked for.
+    unused: bool,
 }
 
 /// A lock that Terraform holds.
@@ -83,6 +85,17 @@ struct Held {
     info: LockInfo,
     /// The object as it was first read under this lock, if it was.
     read: Option<Option<Bytes>>,
+    /// Whether the state was asked for.
+    used: bool,
+}
+
+impl Holding {
+    /// Takes the lock away, because it was released or lost.
+    fn take(&mut self) -> Option<Held> {
+        let held = self.held.take()?;
+        self.unused |= !held.used;
+        Some(held)
+    }
 }
 
 /// What is left when the command has ended.
@@ -95,6 +108,8 @@ pub struct Closed {
     pub token: Option<Token>,
     /// Whether there was a request.
     pub was_asked: bool,
+    /// Whether a lock was granted under which the state was not asked for: the state is elsewhere.
+    pub was_unused: bool,
 }
 
 /// A request.
@@ -211,8 +226,14 @@ impl StateBackend {
         let limit = if self.holding().held.is_some() { self.remaining() } else { Duration::ZERO };
         let _turn = timeout(&*self.clock(), limit, self.turn.lock()).await;
         let mut holding = self.holding();
-        let guard = holding.held.take().map(|held| held.guard);
-        Closed { guard, loss: holding.loss.take(), token: holding.token, was_asked: holding.asked }
+        let guard = holding.take().map(|held| held.guard);
+        Closed {
+            guard,
+            loss: holding.loss.take(),
+            token: holding.token,
+            was_asked: holding.asked,
+            was_unused: holding.unused,
+        }
     }
 
     /// Handles a request, also if the caller stops waiting.
@@ -235,7 +256,10 @@ impl StateBackend {
     }
 
     async fn read(&self) -> Answer {
-        let token = self.holding().held.as_ref().map(|held| held.token);
+        let token = self.holding().held.as_mut().map(|held| {
+            held.used = true;
+            held.token
+        });
         let content = match self.while_held(token, self.object.read()).await {
             Ok(Ok(found)) => found.map(|found| found.value),
             Ok(Err(error)) => return failed("the state was not read", &error),
@@ -254,7 +278,7 @@ impl StateBackend {
 
     async fn write(&self, id: Option<String>, state: &[u8]) -> Answer {
         let _turn = self.turn.lock().await;
-        let (token, read) = match &self.holding().held {
+        let (token, read) = match &mut self.holding().held {
             None => {
                 let why = "the state was not written: a write needs the lock, so do not use -lock=false";
                 return Answer::Refused(why.to_owned());
@@ -265,7 +289,10 @@ impl StateBackend {
                     held.info.who, held.info.id
                 ));
             }
-            Some(held) => (held.token, held.read.clone()),
+            Some(held) => {
+                held.used = true;
+                (held.token, held.read.clone())
+            }
         };
         let content = marked(state, token);
         let written = self.object.update_fenced(token, async |current| {
@@ -353,7 +380,7 @@ impl StateBackend {
         {
             let mut holding = self.holding();
             holding.token = Some(token);
-            holding.held = Some(Held { guard, token, info, read: None });
+            holding.held = Some(Held { guard, token, info, read: None, used: false });
         }
         self.granted.send_modify(|granted| *granted += 1);
         let granted = *self.granted.borrow();
@@ -378,7 +405,7 @@ impl StateBackend {
             Ok(()) => Some(Answer::Locked(held.info.json())),
             Err(error) => {
                 holding.loss.get_or_insert(error);
-                holding.held = None;
+                holding.take();
                 None
             }
         }
@@ -396,7 +423,7 @@ impl StateBackend {
             match &holding.held {
                 Some(held) if held.info.id == info.id => {
                     holding.released = Some(info.id.clone());
-                    holding.held.take()
+                    holding.take()
                 }
                 // The response to the first request was lost.
                 _ if holding.released.as_ref() == Some(&info.id) => return Answer::Done,

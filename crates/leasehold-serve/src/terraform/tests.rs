@@ -213,7 +213,31 @@ async fn a_state_is_read_and_written_under_its_lock() {
     assert_eq!(json["serial"], 2, "it is JSON in spite of the mark");
     assert_eq!(second.unlock("2").await, Answer::Done);
     let left = first.backend.close().await;
-    assert!(left.guard.is_none() && left.loss.is_none() && left.was_asked);
+    assert!(left.guard.is_none() && left.loss.is_none() && left.was_asked && !left.was_unused);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_without_a_request_for_the_state_is_noticed() {
+    let world = World::new().await;
+    assert!(!world.command(&[]).backend.close().await.was_asked);
+    for is_released in [true, false] {
+        let command = world.command(&[]);
+        // A read before the lock is none under it.
+        assert_eq!(command.read().await, None);
+        assert_eq!(command.lock("1").await, Answer::Done);
+        if is_released {
+            assert_eq!(command.unlock("1").await, Answer::Done);
+            assert_eq!(command.lock("2").await, Answer::Done);
+            assert_eq!(command.read().await, None);
+        }
+        let left = command.backend.close().await;
+        assert!(left.was_asked && left.was_unused);
+        left.guard.unwrap().release().await.unwrap();
+    }
+    let command = world.command(&[]);
+    assert_eq!(command.lock("1").await, Answer::Done);
+    assert_eq!(command.write("1", "{}").await, Answer::Done);
+    assert!(!command.backend.close().await.was_unused);
 }
 
 #[tokio::test(start_paused = true)]
