@@ -296,6 +296,17 @@ impl Job {
         self.names.first()
     }
 
+    /// Returns how much of the lease remains when the command must have the responses to its requests, because it is
+    /// about to be stopped.
+    #[cfg(feature = "serve")]
+    pub(crate) fn reserve(&self) -> Duration {
+        let margin = self.plan.margin();
+        match self.plan.on_lost {
+            OnLost::None => Duration::ZERO,
+            OnLost::Term | OnLost::Kill => self.plan.grace.max(margin) + margin,
+        }
+    }
+
     /// Returns whether the latest run lost the lock.
     pub(crate) fn was_lost(&self) -> bool {
         self.report.outcome == "lost"
@@ -426,15 +437,19 @@ impl Job {
             // Without a cooldown, there is nothing to record.
             let _ = self.end_lease(context, guard, &mut loss, session, ending).await;
         }
-        if !left.was_asked
-            && ended.as_ref().is_ok_and(|ended| ended.status.success())
-            && !context.output.quiet
-        {
-            context.output.warning(
-                "the command did not ask for its state; if it uses one, its configuration needs: backend \"http\" {}",
-            );
-        }
-        Ok(self.conclude(context, Some(ended?), loss, at_limit))
+        let elsewhere = match (left.was_asked, left.was_unused) {
+            (false, _) => Some("the command did not ask for its state: its state is elsewhere"),
+            (true, true) => Some(
+                "the command locked its state, but did not ask for it under the lock: its state is elsewhere, and was \
+                 not fenced",
+            ),
+            (true, false) => None,
+        };
+        let exit = self.conclude(context, Some(ended?), loss, at_limit);
+        Ok(match elsewhere {
+            Some(message) => self.elsewhere(context, message, left.was_asked, exit),
+            None => exit,
+        })
     }
 
     /// Returns whether a command that was stopped was stopped because of the limit, a little before it.

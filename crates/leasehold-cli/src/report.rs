@@ -20,7 +20,8 @@ use crate::exit::{FAILED, Failure};
 pub(crate) struct Report {
     /// `exited`, `signaled`, `lost`, `limit`, `held`, `timed_out`, `interrupted`, `not_found`, `not_executable`, `failed`. For
     /// `once` also `already_ran`, and `not_recorded`: the command succeeded, but the run could not be recorded in the
-    /// store.
+    /// store. For `terraform` also `state_elsewhere`: the command succeeded, but its state is not the one that the lock
+    /// protects.
     pub(crate) outcome: String,
     /// The exit code of leasehold.
     pub(crate) exit_code: u8,

@@ -269,28 +269,27 @@ fn a_write_without_a_response_is_not_repeated_as_another() {
     let url = Server::MINIO.fresh_url();
     let proxy = runtime.block_on(Proxy::start(Server::MINIO.address()));
     let team = Team::on(through(&url, proxy.address()));
-    // How many writes come before that of the state, because the store is examined.
-    team.joins("one", "0", false);
-    proxy.reset();
-    team.run("one", &APPLY, 0);
-    let is_state = |path: &str| path.ends_with("/prod/net.tfstate");
+    // The first apply examines the store. Each later one writes the result of that again, before the state.
+    for value in ["a", "b"] {
+        team.joins("one", value, false);
+        proxy.reset();
+        team.run("one", &APPLY, 0);
+    }
+    let earlier = |path: &&str| path.contains("/prod/.leasehold-probe");
     let writes: Vec<_> = proxy.log().into_iter().filter(|seen| seen.method == "PUT").collect();
-    // The state's folder is examined after `started`, and the folder of the lock before it.
-    let first =
-        writes.iter().position(|seen| seen.path.ends_with("/prod/.leasehold-probe")).unwrap_or_default();
-    let state = writes.iter().position(|seen| is_state(&seen.path)).unwrap();
+    let earlier = writes.iter().map(|seen| seen.path.as_str()).filter(earlier).count();
     team.configure("one", BACKEND, "1", true);
     // No renewal is due in the time of the test.
     let holder = team.applies("one", "--ttl 1h");
     proxy.reset();
-    for _ in first..state {
+    for _ in 0..earlier {
         proxy.next("PUT", Harm::None);
     }
     proxy.next("PUT", Harm::AnswerLost);
     team.go("one");
     holder.end().expect(0);
     let lost = proxy.log().into_iter().find(|seen| seen.harm == Harm::AnswerLost).unwrap();
-    assert!(is_state(&lost.path), "{}", lost.path);
+    assert!(lost.path.ends_with("/prod/net.tfstate"), "{}", lost.path);
     assert_eq!(team.value("one"), "1");
 }
 
@@ -325,7 +324,12 @@ fn terraform_says_what_it_cannot_use() {
         let ended = sandbox.run(&format!("terraform {words} -- true"));
         assert!(ended.code == code && ended.stderr.contains(message), "{words}: {ended:?}");
     }
-    let silent = sandbox.run(&format!("tofu prod -s {url} -- true")).expect(0);
+    let silent = sandbox.run(&format!("tofu prod -q -s {url} -- true")).expect(125);
     assert!(silent.stderr.contains("did not ask for its state"), "{silent:?}");
+    sandbox.write(".terraform/terraform.tfstate", r#"{"backend":{"type":"http","config":{"address":"http://h/"}}}"#);
+    let other = sandbox.run(&format!("tofu prod -s {url} -- touch ran")).expect(125);
+    assert!(other.stderr.contains("option `address` of the backend `http`"), "{other:?}");
+    assert!(!sandbox.path("ran").exists());
+    fs::remove_file(sandbox.path(".terraform/terraform.tfstate")).unwrap();
     assert_eq!(sandbox.run_script(&format!("tofu prod -q -s {url}"), "exit 7").expect(7).stderr, "");
 }

@@ -13,7 +13,6 @@ use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Query, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::any;
 use axum::{RequestExt as _, Router};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -34,6 +33,11 @@ use crate::server::{ServeError, listen};
 const CONNECTIONS: MostConnections = MostConnections { in_total: 64, per_address: 64 };
 
 const USER: &str = "leasehold";
+
+/// The paths of the state, to lock it, and to unlock it.
+const STATE: &str = "/state";
+const LOCK: &str = "/lock";
+const UNLOCK: &str = "/unlock";
 
 /// The listener of a [`StateBackend`], with a password that only this process and its command know.
 pub struct StateListener {
@@ -56,13 +60,13 @@ impl StateListener {
 
     /// Returns the variables with which Terraform finds the state. They contain the password.
     pub fn variables(&self) -> Vec<(&'static str, String)> {
-        let address = format!("http://{}/", self.address);
+        let address = |path| format!("http://{}{path}", self.address);
         vec![
-            ("TF_HTTP_ADDRESS", address.clone()),
+            ("TF_HTTP_ADDRESS", address(STATE)),
             ("TF_HTTP_UPDATE_METHOD", "POST".to_owned()),
-            ("TF_HTTP_LOCK_ADDRESS", address.clone()),
+            ("TF_HTTP_LOCK_ADDRESS", address(LOCK)),
             ("TF_HTTP_LOCK_METHOD", "LOCK".to_owned()),
-            ("TF_HTTP_UNLOCK_ADDRESS", address),
+            ("TF_HTTP_UNLOCK_ADDRESS", address(UNLOCK)),
             ("TF_HTTP_UNLOCK_METHOD", "UNLOCK".to_owned()),
             ("TF_HTTP_USERNAME", USER.to_owned()),
             ("TF_HTTP_PASSWORD", self.password.clone()),
@@ -96,7 +100,7 @@ struct Parameters {
 impl Server {
     fn router(self) -> Router {
         let limit = DefaultBodyLimit::max(MAX_OBJECT_BYTES);
-        Router::new().route("/", any(answer)).layer(limit).with_state(self)
+        Router::new().fallback(answer).layer(limit).with_state(self)
     }
 
     fn admits(&self, headers: &HeaderMap) -> bool {
@@ -120,27 +124,46 @@ async fn answer(State(server): State<Server>, mut request: Request) -> Response 
     }
     // Other users of this machine must not have this connection closed by opening many.
     let in_progress = request.extensions().get::<Handle>().map(Handle::begin);
-    let method = request.method().as_str().to_owned();
+    let (method, path) = (request.method().as_str().to_owned(), request.uri().path().to_owned());
     let parameters = request.extract_parts::<Query<Parameters>>().await;
     let id = parameters.ok().and_then(|Query(parameters)| parameters.id);
     let response = match request.extract::<Bytes, _>().await {
         Err(rejection) => rejection.into_response(),
         Ok(body) => {
-            let asked = match &*method {
-                "GET" => Asked::Read,
-                "POST" => Asked::Write { id, state: body },
-                "DELETE" => Asked::Delete,
-                "LOCK" => Asked::Lock(body),
-                "UNLOCK" => Asked::Unlock(body),
-                _ => return StatusCode::METHOD_NOT_ALLOWED.into_response(),
+            let asked = match (&*path, &*method) {
+                (STATE, "GET") => Some(Asked::Read),
+                (STATE, "POST") => Some(Asked::Write { id, state: body }),
+                (LOCK, "LOCK") => Some(Asked::Lock(body)),
+                (UNLOCK, "UNLOCK") => Some(Asked::Unlock(body)),
+                _ => None,
             };
-            respond(server.backend.handle(asked).await)
+            match asked {
+                Some(asked) => respond(server.backend.handle(asked).await),
+                None => not_allowed(&server.backend, &path, &method),
+            }
         }
     };
     match in_progress {
         Some(in_progress) => in_progress.until_sent(response),
         None => response,
     }
+}
+
+/// Refuses a request that another configuration of the backend causes. In particular, no DELETE empties the state: with
+/// `unlock_method = "DELETE"`, it would mean an unlock.
+fn not_allowed(backend: &StateBackend, path: &str, method: &str) -> Response {
+    let option = match path {
+        STATE => "update_method",
+        LOCK => "lock_method",
+        UNLOCK => "unlock_method",
+        _ => "address",
+    };
+    let why = format!(
+        "the request {method} {path} was refused: remove {option} from the block `backend \"http\"` of the \
+         configuration, then run init -reconfigure"
+    );
+    backend.refuse(&why);
+    (StatusCode::METHOD_NOT_ALLOWED, why).into_response()
 }
 
 fn respond(answer: Answer) -> Response {

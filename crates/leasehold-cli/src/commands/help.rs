@@ -98,7 +98,8 @@ All other subcommands:
 
 A command can use these codes itself. To tell the cases apart, use `--report FILE`. The field `outcome` of the JSON
 report is one of exited, signaled, lost, limit, held, deadlock, timed_out, interrupted, not_found, not_executable, failed. For
-once also: already_ran, and not_recorded (the command succeeded, but the run could not be recorded in the store).
+once also: already_ran, and not_recorded (the command succeeded, but the run could not be recorded in the store). For
+terraform also: state_elsewhere (the command succeeded, but its state is not the one that the lock protects).
 ";
 
 const ENVIRONMENT: &str = "\

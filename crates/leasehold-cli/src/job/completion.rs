@@ -132,6 +132,31 @@ impl Job {
         FAILED.into()
     }
 
+    /// Returns how leasehold ends if the state of the command is not the one that the lock protects. The exit code is
+    /// never 0. A command that failed may have failed before it asked for a state, but not if it `has_locked` one.
+    #[cfg(feature = "serve")]
+    pub(super) fn elsewhere(
+        &mut self,
+        context: &Context,
+        message: &str,
+        has_locked: bool,
+        exit: Exit,
+    ) -> Exit {
+        const HELP: &str = "the configuration needs: backend \"http\" {}, with nothing in it. Run commands that use no \
+                            state without leasehold";
+        if exit.code() != 0 {
+            if has_locked {
+                context.output.warning(message);
+            }
+            return exit;
+        }
+        context.output.failure(&Failure::new(FAILED, "state_elsewhere", message).with_help(HELP));
+        self.report.outcome = "state_elsewhere".to_owned();
+        self.report.exit_code = FAILED;
+        self.report.message = Some(message.to_owned());
+        FAILED.into()
+    }
+
     /// Records in the report how the command ended, and returns how leasehold ends. `ended` is `None` if the lock was
     /// lost before the command started. `at_limit` is whether the command was stopped because of the limit of the hold.
     pub(super) fn conclude(

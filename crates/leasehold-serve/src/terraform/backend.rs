@@ -3,10 +3,12 @@
 //! - LOCK acquires a lease, which this process renews. It is answered after the command is certain to be stopped before
 //!   the lease ends ([`StateBackend::changed`]).
 //! - A state is written with the token of the lock: a holder whose lock was lost cannot write over the state of a later
-//!   holder. A write also replaces only the state that was read under the same lock. Without that, a late write could
+//!   holder. A write also replaces only the state that was first read under the same lock. Without that, a late write could
 //!   be lost that arrives before the first write of the later holder.
 //! - The stored state ends with the token in whitespace, which JSON allows. So no two holders ever write the same bytes,
 //!   which a fence on S3 requires, and this holder recognises its own writes.
+//! - A read or write under a lock is answered before the command is ended for lack of a renewal, whether or not the
+//!   store has answered. So Terraform has the time to save the state in a file.
 //! - A request is finished even if its connection ends. Terraform repeats it, and each request may be repeated.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -32,6 +34,11 @@ pub type Warn = Box<dyn Fn(&str) + Send + Sync>;
 /// The time that remains while no lock is held. Longer than any command runs.
 const UNLIMITED: Duration = Duration::from_secs(10 * 366 * 24 * 3_600);
 
+/// The maximum sleep between two looks at a lease, because timers can fire late.
+const MAX_SLEEP: Duration = Duration::from_millis(250);
+
+const CHANGED: &str = "another process has written the state since this one read it under its lock";
+
 /// The lock and the state of one command.
 pub struct StateBackend {
     locker: Locker,
@@ -39,6 +46,8 @@ pub struct StateBackend {
     object: Object,
     acquire: Acquire,
     warn: Warn,
+    /// When only this much of the lease remains, requests do not wait for the store any more.
+    reserve: Duration,
     /// The words of the command, among which `force-unlock` names a lock.
     words: Vec<String>,
     /// The processes of the command, which must have ended before the lock is free.
@@ -65,6 +74,8 @@ struct Holding {
     token: Option<Token>,
     /// Whether there was a request.
     asked: bool,
+    /// Whether a lock was granted under which the state was not asked for.
+    unused: bool,
 }
 
 /// A lock that Terraform holds.
@@ -72,8 +83,19 @@ struct Held {
     guard: Guard,
     token: Token,
     info: LockInfo,
-    /// The object as it was read under this lock, if it was.
+    /// The object as it was first read under this lock, if it was.
     read: Option<Option<Bytes>>,
+    /// Whether the state was asked for.
+    used: bool,
+}
+
+impl Holding {
+    /// Takes the lock away, because it was released or lost.
+    fn take(&mut self) -> Option<Held> {
+        let held = self.held.take()?;
+        self.unused |= !held.used;
+        Some(held)
+    }
 }
 
 /// What is left when the command has ended.
@@ -86,13 +108,14 @@ pub struct Closed {
     pub token: Option<Token>,
     /// Whether there was a request.
     pub was_asked: bool,
+    /// Whether a lock was granted under which the state was not asked for: the state is elsewhere.
+    pub was_unused: bool,
 }
 
 /// A request.
 pub(super) enum Asked {
     Read,
     Write { id: Option<String>, state: Bytes },
-    Delete,
     Lock(Bytes),
     Unlock(Bytes),
 }
@@ -113,7 +136,7 @@ pub(super) enum Answer {
 
 impl StateBackend {
     /// Creates the backend of a command with these `words`. `acquire` acquires the lock `name` in `locker`, and the
-    /// state is `object`.
+    /// state is `object`. When only `reserve` of the lease remains, requests for the state are refused.
     pub fn new(
         locker: Locker,
         name: LockName,
@@ -121,6 +144,7 @@ impl StateBackend {
         words: Vec<String>,
         acquire: Acquire,
         warn: Warn,
+        reserve: Duration,
     ) -> Arc<Self> {
         let unlimited = Deadline::new(locker.store().env().now(), UNLIMITED);
         let counter = || watch::Sender::new(0);
@@ -130,6 +154,7 @@ impl StateBackend {
             object: object.content_type("application/json"),
             acquire,
             warn,
+            reserve,
             words,
             processes: OnceLock::new(),
             holding: Mutex::default(),
@@ -150,6 +175,12 @@ impl StateBackend {
 
     pub(super) fn clock(&self) -> Arc<dyn Clock> {
         self.locker.store().env().clock.clone()
+    }
+
+    /// Tells the user of a request that is not handled.
+    pub(super) fn refuse(&self, why: &str) {
+        self.holding().asked = true;
+        (self.warn)(why);
     }
 
     fn holding(&self) -> MutexGuard<'_, Holding> {
@@ -195,8 +226,14 @@ impl StateBackend {
         let limit = if self.holding().held.is_some() { self.remaining() } else { Duration::ZERO };
         let _turn = timeout(&*self.clock(), limit, self.turn.lock()).await;
         let mut holding = self.holding();
-        let guard = holding.held.take().map(|held| held.guard);
-        Closed { guard, loss: holding.loss.take(), token: holding.token, was_asked: holding.asked }
+        let guard = holding.take().map(|held| held.guard);
+        Closed {
+            guard,
+            loss: holding.loss.take(),
+            token: holding.token,
+            was_asked: holding.asked,
+            was_unused: holding.unused,
+        }
     }
 
     /// Handles a request, also if the caller stops waiting.
@@ -206,8 +243,7 @@ impl StateBackend {
             this.holding().asked = true;
             let answer = match asked {
                 Asked::Read => this.read().await,
-                Asked::Write { id, state } => this.write(id, Some(&state)).await,
-                Asked::Delete => this.write(None, None).await,
+                Asked::Write { id, state } => this.write(id, &state).await,
                 Asked::Lock(body) => this.lock(&body).await,
                 Asked::Unlock(body) => this.unlock(&body).await,
             };
@@ -220,48 +256,87 @@ impl StateBackend {
     }
 
     async fn read(&self) -> Answer {
-        let token = self.holding().held.as_ref().map(|held| held.token);
-        let content = match self.object.read().await {
-            Ok(found) => found.map(|found| found.value),
-            Err(error) => return failed("the state was not read", &error),
+        let token = self.holding().held.as_mut().map(|held| {
+            held.used = true;
+            held.token
+        });
+        let content = match self.while_held(token, self.object.read()).await {
+            Ok(Ok(found)) => found.map(|found| found.value),
+            Ok(Err(error)) => return failed("the state was not read", &error),
+            Err(why) => return Answer::Refused(format!("the state was not read: {why}")),
         };
         if let Some(held) = self.holding().held.as_mut().filter(|held| Some(held.token) == token) {
-            held.read = Some(content.clone());
+            // A later read must not make changes of others look known: Terraform reads a new state again just before it
+            // writes, and takes over the serial of what it finds.
+            let is_own = content.as_ref().is_some_and(|content| content.ends_with(&mark(held.token)));
+            if *held.read.get_or_insert_with(|| content.clone()) != content && !is_own {
+                return Answer::Refused(format!("the state was not read: {CHANGED}"));
+            }
         }
         Answer::State(content.filter(|content| !content.trim_ascii().is_empty()))
     }
 
-    /// Writes the state. `None` deletes it: an empty object stands for no state, because without the object there would
-    /// be no token for the fence. Terraform sends the id of the lock with a state, but not with a deletion.
-    async fn write(&self, id: Option<String>, state: Option<&[u8]>) -> Answer {
+    async fn write(&self, id: Option<String>, state: &[u8]) -> Answer {
         let _turn = self.turn.lock().await;
-        let (token, read) = match &self.holding().held {
+        let (token, read) = match &mut self.holding().held {
             None => {
                 let why = "the state was not written: a write needs the lock, so do not use -lock=false";
                 return Answer::Refused(why.to_owned());
             }
-            Some(held) if state.is_some() && id.as_ref() != Some(&held.info.id) => {
+            Some(held) if id.as_ref() != Some(&held.info.id) => {
                 return Answer::Refused(format!(
                     "the state was not written: its lock is held by {}, ID {}",
                     held.info.who, held.info.id
                 ));
             }
-            Some(held) => (held.token, held.read.clone()),
+            Some(held) => {
+                held.used = true;
+                (held.token, held.read.clone())
+            }
         };
-        let content = marked(state.unwrap_or_default(), token);
+        let content = marked(state, token);
         let written = self.object.update_fenced(token, async |current| {
             self.check()?;
             let is_own = current.as_ref().is_some_and(|current| current.ends_with(&mark(token)));
             if !is_own && read.as_ref().is_some_and(|read| *read != current) {
-                let message = "another process has written the state since this one read it under its lock";
-                return Err(Error::new(ErrorKind::Conflict, message));
+                return Err(Error::new(ErrorKind::Conflict, CHANGED));
             }
             Ok::<_, Error>(Some(content.clone()))
         });
-        match written.await {
-            Ok(_) => Answer::Done,
-            Err(error) => failed("the state was not written", &error),
+        match self.while_held(Some(token), written).await {
+            Ok(Ok(_)) => Answer::Done,
+            Ok(Err(error)) => failed("the state was not written", &error),
+            Err(why) => Answer::Refused(format!("it is not certain that the state was written: {why}")),
         }
+    }
+
+    /// Waits for `work` on the state while the lock with this `token` is held, if one is. Returns an error when the lock
+    /// is lost or only the reserve of its lease remains: the command is about to be stopped, and Terraform saves its
+    /// state in a file only if it gets a response before.
+    async fn while_held<T>(
+        &self,
+        token: Option<Token>,
+        work: impl Future<Output = T>,
+    ) -> Result<T, &'static str> {
+        let mut work = std::pin::pin!(work);
+        loop {
+            let left = match &self.holding().held {
+                Some(held) if Some(held.token) == token => held.guard.remaining(),
+                // It was released.
+                _ => break,
+            };
+            let Some(left) = left.checked_sub(self.reserve).filter(|left| !left.is_zero()) else {
+                return Err("the lock was lost, or its lease ends soon because it was not renewed");
+            };
+            let clock = self.clock();
+            tokio::select! {
+                biased;
+                done = &mut work => return Ok(done),
+                () = self.lost() => {}
+                () = clock.sleep(left.min(MAX_SLEEP)) => {}
+            }
+        }
+        Ok(work.await)
     }
 
     /// Checks that the lock is held.
@@ -305,7 +380,7 @@ impl StateBackend {
         {
             let mut holding = self.holding();
             holding.token = Some(token);
-            holding.held = Some(Held { guard, token, info, read: None });
+            holding.held = Some(Held { guard, token, info, read: None, used: false });
         }
         self.granted.send_modify(|granted| *granted += 1);
         let granted = *self.granted.borrow();
@@ -330,7 +405,7 @@ impl StateBackend {
             Ok(()) => Some(Answer::Locked(held.info.json())),
             Err(error) => {
                 holding.loss.get_or_insert(error);
-                holding.held = None;
+                holding.take();
                 None
             }
         }
@@ -342,22 +417,20 @@ impl StateBackend {
 
     async fn unlock(&self, body: &[u8]) -> Answer {
         let _turn = self.turn.lock().await;
-        let Some(info) = LockInfo::parse(body) else { return self.force_unlock().await };
+        let Some(info) = LockInfo::parse(body) else { return self.force_unlock(None).await };
         let held = {
             let mut holding = self.holding();
             match &holding.held {
                 Some(held) if held.info.id == info.id => {
                     holding.released = Some(info.id.clone());
-                    holding.held.take()
+                    holding.take()
                 }
                 // The response to the first request was lost.
                 _ if holding.released.as_ref() == Some(&info.id) => return Answer::Done,
                 _ => None,
             }
         };
-        let Some(held) = held else {
-            return Answer::Refused(format!("this process does not hold the lock with the ID {}", info.id));
-        };
+        let Some(held) = held else { return self.force_unlock(Some(&info.id)).await };
         match held.guard.release().await {
             Ok(Released::Released) => Answer::Done,
             Ok(Released::AlreadyLost) => {
@@ -374,8 +447,9 @@ impl StateBackend {
         }
     }
 
-    /// Evicts the holder for `force-unlock`. Its request does not say which lock it means, but the command does.
-    async fn force_unlock(&self) -> Answer {
+    /// Evicts the holder for `force-unlock`. Some versions say which lock they mean in the request: `id`. Otherwise the
+    /// command says it.
+    async fn force_unlock(&self, id: Option<&str>) -> Answer {
         let status = match self.locker.inspect(&self.name).await {
             Ok(status) => status,
             Err(error) => return failed("the lock was not read", &error),
@@ -385,9 +459,10 @@ impl StateBackend {
         };
         let info = self.described(held);
         let mut words = self.words.iter().flat_map(|word| word.split_whitespace());
-        let (Some(token), true) = (held.token, words.any(|word| word == info.id)) else {
+        let is_meant = id.map_or_else(|| words.any(|word| word == info.id), |id| id == info.id);
+        let (Some(token), true) = (held.token, is_meant) else {
             return Answer::Refused(format!(
-                "lock `{}` is held by {} with the ID {}, which is not the one in the command; nothing was unlocked",
+                "lock `{}` is held by {} with the ID {}, which is not the one to unlock; nothing was unlocked",
                 self.name, info.who, info.id
             ));
         };

@@ -1,23 +1,90 @@
 //! Requests to the backend, on stores in memory and with paused time.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use async_trait::async_trait;
+use futures_util::stream::BoxStream;
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
+use leasehold::clock::{StoreTime, TestClock};
+use leasehold::env::Env;
+use leasehold::error::StoreError;
+use leasehold::lease::StoreOptions;
+use leasehold::register::{
+    Body as Bodied, Deleted, Precondition, RegisterCapabilities, Version, VersionedValue, Write,
+};
 use leasehold::stores::memory::MemoryRegister;
-use leasehold::{Locker, Object};
+use leasehold::{Locker, Object, Register, RegisterLeases};
 
 use super::*;
 use crate::feed::paused_store;
 
 const TTL: Duration = Duration::from_secs(30);
+const RESERVE: Duration = Duration::from_secs(11);
 const NAME: &str = "prod";
+
+/// A register that answers nothing while it is down.
+#[derive(Debug)]
+struct Unreliable {
+    memory: MemoryRegister,
+    is_down: AtomicBool,
+}
+
+impl Unreliable {
+    // As on S3, where a fence has the most rules.
+    fn new(env: Env) -> Arc<Self> {
+        Arc::new(Self { memory: MemoryRegister::by_content(env), is_down: AtomicBool::new(false) })
+    }
+
+    async fn up(&self) -> &MemoryRegister {
+        if self.is_down.load(Ordering::SeqCst) {
+            std::future::pending::<()>().await;
+        }
+        &self.memory
+    }
+}
+
+#[async_trait]
+impl Register for Unreliable {
+    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
+        self.up().await.read(key).await
+    }
+
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Bodied) -> Result<Write, StoreError> {
+        self.up().await.write(key, expect, body).await
+    }
+
+    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        self.up().await.delete(key, version).await
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
+        self.memory.list(prefix)
+    }
+
+    fn version_of(&self, bytes: &[u8]) -> Option<Version> {
+        self.memory.version_of(bytes)
+    }
+
+    fn store_time(&self) -> Option<StoreTime> {
+        self.memory.store_time()
+    }
+
+    fn env(&self) -> &Env {
+        self.memory.env()
+    }
+
+    fn capabilities(&self) -> RegisterCapabilities {
+        self.memory.capabilities()
+    }
+}
 
 /// The store of locks and states, which commands of several machines share.
 struct World {
     locker: Locker,
-    register: Arc<MemoryRegister>,
+    register: Arc<Unreliable>,
 }
 
 /// A command with its backend. Its supervision acts at once.
@@ -29,9 +96,20 @@ struct Command {
 impl World {
     async fn new() -> Self {
         let locker = paused_store().await;
-        // As on S3, where a fence has the most rules.
-        let register = Arc::new(MemoryRegister::by_content(locker.store().env().clone()));
+        let register = Unreliable::new(locker.store().env().clone());
         Self { locker, register }
+    }
+
+    /// Creates a world whose locks and states are in one store, which may be down.
+    fn of_one_store() -> Self {
+        let mut options = StoreOptions::default();
+        options.env = Env::seeded(Arc::new(TestClock::default()), 1);
+        let register = Unreliable::new(options.env.clone());
+        Self { locker: Locker::new(Arc::new(RegisterLeases::new(register.clone(), options))), register }
+    }
+
+    fn is_down(&self, is_down: bool) {
+        self.register.is_down.store(is_down, Ordering::SeqCst);
     }
 
     fn object(&self) -> Object {
@@ -56,7 +134,8 @@ impl World {
         });
         let words = words.iter().map(|word| (*word).to_owned()).collect();
         let name = leasehold::LockName::new(NAME).unwrap();
-        let backend = StateBackend::new(self.locker.clone(), name, self.object(), words, acquire, warn);
+        let object = self.object();
+        let backend = StateBackend::new(self.locker.clone(), name, object, words, acquire, warn, RESERVE);
         Command { backend, warnings }
     }
 
@@ -134,7 +213,31 @@ async fn a_state_is_read_and_written_under_its_lock() {
     assert_eq!(json["serial"], 2, "it is JSON in spite of the mark");
     assert_eq!(second.unlock("2").await, Answer::Done);
     let left = first.backend.close().await;
-    assert!(left.guard.is_none() && left.loss.is_none() && left.was_asked);
+    assert!(left.guard.is_none() && left.loss.is_none() && left.was_asked && !left.was_unused);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_without_a_request_for_the_state_is_noticed() {
+    let world = World::new().await;
+    assert!(!world.command(&[]).backend.close().await.was_asked);
+    for is_released in [true, false] {
+        let command = world.command(&[]);
+        // A read before the lock is none under it.
+        assert_eq!(command.read().await, None);
+        assert_eq!(command.lock("1").await, Answer::Done);
+        if is_released {
+            assert_eq!(command.unlock("1").await, Answer::Done);
+            assert_eq!(command.lock("2").await, Answer::Done);
+            assert_eq!(command.read().await, None);
+        }
+        let left = command.backend.close().await;
+        assert!(left.was_asked && left.was_unused);
+        left.guard.unwrap().release().await.unwrap();
+    }
+    let command = world.command(&[]);
+    assert_eq!(command.lock("1").await, Answer::Done);
+    assert_eq!(command.write("1", "{}").await, Answer::Done);
+    assert!(!command.backend.close().await.was_unused);
 }
 
 #[tokio::test(start_paused = true)]
@@ -196,9 +299,17 @@ async fn a_state_that_changed_since_it_was_read_is_not_replaced() {
     let why = refusal(next.write("1", "{}").await);
     assert!(why.contains("another process has written"), "{why}");
     assert_eq!(world.stored().await.unwrap(), br#"{"late":1}"#);
-    // Once it has been read, it can be replaced.
-    assert!(next.read().await.is_some());
-    assert_eq!(next.write("1", "{}").await, Answer::Done);
+    // Terraform reads a new state again just before its first write. This must not let the late state vanish.
+    let why = refusal(next.backend.handle(Asked::Read).await);
+    assert!(why.contains("another process has written"), "{why}");
+    refusal(next.write("1", "{}").await);
+    assert_eq!(next.unlock("1").await, Answer::Done);
+    // Under another lock, it can be replaced.
+    assert_eq!(next.lock("2").await, Answer::Done);
+    assert_eq!(next.read().await.as_deref(), Some(r#"{"late":1}"#));
+    assert_eq!(next.write("2", "{}").await, Answer::Done);
+    assert_eq!(next.read().await.as_deref(), Some("{}"), "its own write is no change");
+    assert_eq!(next.write("2", r#"{"a":1}"#).await, Answer::Done);
 }
 
 #[tokio::test(start_paused = true)]
@@ -236,6 +347,46 @@ async fn a_lock_is_used_only_when_the_supervision_knows_of_it() {
     assert_eq!(locking.await.unwrap(), Answer::Done);
 }
 
+/// Terraform saves the state in a file only if it gets a response before it is killed.
+#[tokio::test(start_paused = true)]
+async fn a_request_without_the_store_is_refused_before_the_command_is_stopped() {
+    for reads in [false, true] {
+        let world = World::of_one_store();
+        let command = world.command(&[]);
+        assert_eq!(command.lock("1").await, Answer::Done);
+        assert_eq!(command.read().await, None);
+        world.is_down(true);
+        for _ in 0..2 {
+            let answer = match reads {
+                true => command.backend.handle(Asked::Read).await,
+                false => command.write("1", "{}").await,
+            };
+            let why = refusal(answer);
+            assert!(why.contains("lease ends soon"), "{why}");
+            let left = command.backend.remaining();
+            assert!(left <= RESERVE && left > RESERVE - Duration::from_secs(1), "{left:?}");
+        }
+        command.backend.lost().await;
+        assert!(refusal(command.write("1", "{}").await).contains("the lock was lost"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_short_outage_of_the_store_only_delays_a_write() {
+    let world = World::of_one_store();
+    let command = world.command(&[]);
+    assert_eq!(command.lock("1").await, Answer::Done);
+    assert_eq!(command.write("1", "{}").await, Answer::Done);
+    world.is_down(true);
+    let env = world.locker.store().env().clone();
+    env.sleep(Duration::from_secs(3)).await;
+    world.is_down(false);
+    assert_eq!(command.write("1", r#"{"a":1}"#).await, Answer::Done);
+    env.sleep(TTL * 2).await;
+    assert!(command.backend.remaining() > RESERVE, "it is renewed");
+    assert_eq!(command.write("1", "{}").await, Answer::Done);
+}
+
 #[tokio::test(start_paused = true)]
 async fn requests_may_be_repeated() {
     let world = World::new().await;
@@ -270,17 +421,13 @@ async fn a_write_needs_the_lock_of_its_own_process() {
 
 /// On S3, versions depend only on the bytes, and a fence refuses bytes that the object had under a lower token.
 #[tokio::test(start_paused = true)]
-async fn an_earlier_state_can_be_restored_and_deleted_again() {
+async fn an_earlier_state_can_be_restored() {
     let world = World::new().await;
     for (id, state) in [("1", "{}"), ("2", r#"{"a":1}"#), ("3", "{}"), ("4", ""), ("5", "{}"), ("6", "")] {
         let command = world.command(&[]);
         assert_eq!(command.lock(id).await, Answer::Done);
         command.read().await;
-        let asked = match state {
-            "" => Asked::Delete,
-            state => Asked::Write { id: Some(id.to_owned()), state: state.into() },
-        };
-        assert_eq!(command.backend.handle(asked).await, Answer::Done, "{id}");
+        assert_eq!(command.write(id, state).await, Answer::Done, "{id}");
         assert_eq!(command.read().await.unwrap_or_default(), state);
         assert_eq!(command.unlock(id).await, Answer::Done);
     }
@@ -304,6 +451,26 @@ async fn force_unlock_ends_only_the_lock_that_the_command_names() {
     assert!(refusal(force(&words).await).contains("is not held"));
 }
 
+/// As newer versions of OpenTofu do.
+#[tokio::test(start_paused = true)]
+async fn force_unlock_may_send_the_id() {
+    let world = World::new().await;
+    let (held, other) = (world.command(&[]), world.command(&["tofu", "force-unlock", "lock-2"]));
+    assert_eq!(held.lock("lock-1").await, Answer::Done);
+    let why = refusal(other.unlock("lock-2").await);
+    assert!(why.contains("ID lock-1,") && why.contains("nothing was unlocked"), "{why}");
+    held.backend.remaining();
+    assert!(held.backend.handle(Asked::Read).await == Answer::State(None), "it is still held");
+    assert_eq!(other.unlock("lock-1").await, Answer::Done);
+    held.backend.lost().await;
+    assert!(refusal(other.unlock("lock-1").await).contains("is not held"));
+    // An unlock of its own lock is none of these.
+    assert_eq!(other.lock("lock-3").await, Answer::Done);
+    for _ in 0..2 {
+        assert_eq!(other.unlock("lock-3").await, Answer::Done);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_lock_that_the_command_leaves_is_handed_back() {
     let world = World::new().await;
@@ -324,16 +491,28 @@ async fn only_the_command_with_the_password_is_answered() {
     let variables = listener.variables();
     let value = |name: &str| variables.iter().find(|(variable, _)| *variable == name).unwrap().1.clone();
     assert!(value("TF_HTTP_ADDRESS").starts_with("http://127.0.0.1:"));
+    assert!(value("TF_HTTP_ADDRESS").ends_with(STATE));
+    assert!(value("TF_HTTP_LOCK_ADDRESS").ends_with(LOCK));
+    assert!(value("TF_HTTP_UNLOCK_ADDRESS").ends_with(UNLOCK));
     let key = digest(&authorization(&value("TF_HTTP_PASSWORD")));
-    let server = Server { backend: world.command(&[]).backend, key };
+    let command = world.command(&[]);
+    let server = Server { backend: command.backend.clone(), key };
     let router = TowerToHyperService::new(server.router());
-    let status = async |method: &str, password: Option<&str>, body: Bytes| {
-        let request = Request::builder().method(method).uri("/?ID=1");
+    let asked = async |method: &str, path: &str, password: Option<&str>, body: Bytes| {
+        let request = Request::builder().method(method).uri(format!("{path}?ID=1"));
         let request = match password {
             Some(password) => request.header(header::AUTHORIZATION, authorization(password)),
             None => request,
         };
         router.call(request.body(Body::from(body)).unwrap()).await.unwrap().status().as_u16()
+    };
+    let status = async |method: &str, password: Option<&str>, body: Bytes| {
+        let path = match method {
+            "LOCK" => LOCK,
+            "UNLOCK" => UNLOCK,
+            _ => STATE,
+        };
+        asked(method, path, password, body).await
     };
     let password = value("TF_HTTP_PASSWORD");
     let given = Some(&*password);
@@ -347,8 +526,19 @@ async fn only_the_command_with_the_password_is_answered() {
     assert_eq!(status("POST", given, vec![b' '; 50 << 20].into()).await, 200);
     assert_eq!(status("POST", given, "{}".into()).await, 200);
     assert_eq!(status("GET", given, Bytes::new()).await, 200);
-    assert_eq!(status("PUT", given, "{}".into()).await, 405);
-    assert_eq!(status("DELETE", given, Bytes::new()).await, 200);
+    for (method, path, option) in [
+        ("PUT", STATE, "update_method"),
+        ("LOCK", STATE, "update_method"),
+        ("DELETE", STATE, "update_method"),
+        ("POST", LOCK, "lock_method"),
+        ("DELETE", UNLOCK, "unlock_method"),
+        ("GET", "/", "address"),
+    ] {
+        assert_eq!(asked(method, path, given, Bytes::new()).await, 405, "{method} {path}");
+        let warning = command.warnings.lock().unwrap().pop().unwrap();
+        assert!(warning.contains(&format!("remove {option} from")), "{warning}");
+        assert_eq!(world.stored().await.unwrap(), b"{}", "{method} {path}");
+    }
     assert_eq!(status("UNLOCK", given, info("2")).await, 409);
     assert_eq!(status("UNLOCK", given, info("1")).await, 200);
 }
