@@ -40,6 +40,7 @@ mod tls;
 mod trace;
 mod ui;
 mod view;
+mod visible;
 mod waits;
 mod wrong_tokens;
 

@@ -20,7 +20,7 @@ use crate::body::Parameters;
 use crate::capacity::StaysOpen;
 use crate::feed::{FeedEvent, Numbered, Viewer};
 use crate::problem::Problem;
-use crate::view::hide_in_lock;
+use crate::visible::hide_in_lock;
 
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]

@@ -18,7 +18,8 @@ use crate::body::{Parameters, PathName, duration};
 use crate::changes::Read;
 use crate::feed::is_of_record;
 use crate::problem::Problem;
-use crate::view::{hide, hide_in_lock, version};
+use crate::view::version;
+use crate::visible::{hide, hide_in_lock};
 
 /// How many locks are read concurrently.
 const CONCURRENCY: usize = 8;

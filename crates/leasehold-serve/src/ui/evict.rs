@@ -19,7 +19,7 @@ use crate::api::evict::{Outcome, end_grant};
 use crate::app::{Arrival, Shared};
 use crate::body::{Timely, lock_name, number};
 use crate::problem::Problem;
-use crate::view::hide;
+use crate::visible::hide;
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]

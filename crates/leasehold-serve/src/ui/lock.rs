@@ -19,7 +19,8 @@ use crate::access::Right;
 use crate::app::{App, Arrival, Dashboard, Shared};
 use crate::body::{Timely, lock_name};
 use crate::problem::Problem;
-use crate::view::{hide, version};
+use crate::view::version;
+use crate::visible::hide;
 
 pub(super) async fn page(
     State(app): Shared,

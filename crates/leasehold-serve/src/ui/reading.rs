@@ -11,7 +11,8 @@ use crate::access::Right;
 use crate::app::{App, Arrival};
 use crate::feed::{Look, MAX_LOCKS, is_of_record};
 use crate::problem::Problem;
-use crate::view::{aged, hide};
+use crate::view::aged;
+use crate::visible::hide;
 
 /// How many locks are read concurrently.
 const CONCURRENCY: usize = 8;
