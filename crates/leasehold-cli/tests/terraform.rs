@@ -309,6 +309,27 @@ fn the_lock_may_be_in_another_store_than_the_state() {
     assert_eq!(team.value("two"), "2");
 }
 
+/// Plugins of Terraform survive SIGINT, but not SIGTERM; and Terraform exits at once on a second signal.
+#[test]
+fn the_group_gets_one_sigint_for_all_signals() {
+    let sandbox = Sandbox::new();
+    let url = Server::MINIO.fresh_url();
+    let script = "trap 'echo int >> got' INT; trap 'echo term >> got' TERM; trap 'echo hup >> got' HUP
+        echo started; while ! [ -e go ]; do sleep 0.05; done; exit 7";
+    let command = sandbox.scripted(&format!("terraform -s {url} prod"), script);
+    let holder = Holder::start(command);
+    holder.signal(Signal::TERM);
+    support::wait_for_file(&sandbox.path("got"));
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        holder.signal(signal);
+    }
+    // Forwarded after the others, with the default action.
+    holder.signal(Signal::USR1);
+    let ended = holder.end();
+    assert_eq!(ended.code, 128 + Signal::USR1.as_raw(), "{ended:?}");
+    assert_eq!(sandbox.read("got"), "int\n");
+}
+
 #[test]
 fn terraform_says_what_it_cannot_use() {
     let sandbox = Sandbox::new();
