@@ -488,9 +488,7 @@ mod tests {
 
     #[test]
     fn with_on_lost_none_a_loss_does_not_shorten_the_pause() {
-        let pause = |on_lost| {
-            plan(on_lost, false).pause(Stage::Running, Duration::ZERO)
-        };
+        let pause = |on_lost| plan(on_lost, false).pause(Stage::Running, Duration::ZERO);
         assert_eq!(pause(OnLost::None), MAX_SLEEP);
         assert!(pause(OnLost::Term) < POLL_INTERVAL && pause(OnLost::Kill) < POLL_INTERVAL);
     }
@@ -504,10 +502,7 @@ mod tests {
         };
         let each = [Signal::USR1, Signal::TERM, Signal::INT, Signal::HUP, Signal::TERM, Signal::CONT];
         assert_eq!(sent(false), each.map(Some));
-        assert_eq!(
-            sent(true),
-            [Some(Signal::USR1), Some(Signal::INT), None, None, None, Some(Signal::CONT)]
-        );
+        assert_eq!(sent(true), [Some(Signal::USR1), Some(Signal::INT), None, None, None, Some(Signal::CONT)]);
     }
 
     fn plan(on_lost: OnLost, one_interrupt: bool) -> Plan {

@@ -384,7 +384,10 @@ fn terraform_says_what_it_cannot_use() {
     }
     let silent = sandbox.run(&format!("tofu prod -q -s {url} -- true")).expect(125);
     assert!(silent.stderr.contains("did not ask for its state"), "{silent:?}");
-    sandbox.write(".terraform/terraform.tfstate", r#"{"backend":{"type":"http","config":{"address":"http://h/"}}}"#);
+    sandbox.write(
+        ".terraform/terraform.tfstate",
+        r#"{"backend":{"type":"http","config":{"address":"http://h/"}}}"#,
+    );
     let other = sandbox.run(&format!("tofu prod -s {url} -- touch ran")).expect(125);
     assert!(other.stderr.contains("option `address` of the backend `http`"), "{other:?}");
     assert!(!sandbox.path("ran").exists());

@@ -183,11 +183,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let data = folder.path().join(".terraform");
         std::fs::create_dir(&data).unwrap();
-        std::fs::write(data.join("terraform.tfstate"), r#"{"backend":{"type":"local","config":{}}}"#).unwrap();
+        std::fs::write(data.join("terraform.tfstate"), r#"{"backend":{"type":"local","config":{}}}"#)
+            .unwrap();
         let chdir = format!("-chdir={}", folder.path().display());
-        let check = |words: &[&str]| {
-            check_folder(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>())
-        };
+        let check =
+            |words: &[&str]| check_folder(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
         let failure = check(&["tofu", &chdir, "apply"]).unwrap_err();
         assert!(failure.message.contains("backend `local`"), "{failure:?}");
         assert!(check(&["sh", "-c", &format!("tofu {chdir} apply")]).is_err());
