@@ -42,6 +42,8 @@ const MAX_SLEEP: Duration = Duration::from_millis(250);
 
 const CHANGED: &str = "another process has written the state since this one read it under its lock";
 
+const ENDS: &str = "the lock was lost, or its lease ends soon because it was not renewed";
+
 /// The lock and the state of one command.
 pub struct StateBackend {
     locker: Locker,
@@ -303,6 +305,10 @@ impl StateBackend {
                     held.info.who, held.info.id
                 ));
             }
+            Some(held) if held.guard.remaining() <= self.reserve => {
+                held.used = true;
+                return Answer::Refused(format!("the state was not written: {ENDS}"));
+            }
             Some(held) => {
                 held.used = true;
                 (held.token, held.read.clone())
@@ -340,7 +346,7 @@ impl StateBackend {
                 _ => break,
             };
             let Some(left) = left.checked_sub(self.reserve).filter(|left| !left.is_zero()) else {
-                return Err("the lock was lost, or its lease ends soon because it was not renewed");
+                return Err(ENDS);
             };
             let clock = self.clock();
             tokio::select! {
