@@ -76,6 +76,9 @@ pub(crate) struct Plan {
     pub(crate) ttl: Duration,
     /// Whether to run the command in a new cgroup and kill all processes left in it.
     pub(crate) cgroup: bool,
+    /// Whether the command gets only one signal that ends it before SIGKILL, and which: SIGINT. Terraform exits at once
+    /// on the second, without saving its state, and SIGTERM kills its plugins in the middle of their work.
+    pub(crate) one_interrupt: bool,
 }
 
 impl Plan {
@@ -83,6 +86,15 @@ impl Plan {
     /// machine, scheduling and the exit of a process take time.
     pub(crate) fn margin(&self) -> Duration {
         (self.ttl / 20).min(Duration::from_secs(1))
+    }
+
+    /// Returns the signal to send to the command for `signal`. `interrupted` is whether the command got one that ends
+    /// it.
+    fn passed_on(&self, signal: Signal, interrupted: &mut bool) -> Option<Signal> {
+        if !self.one_interrupt || ![Signal::HUP, Signal::INT, Signal::TERM].contains(&signal) {
+            return Some(signal);
+        }
+        (!std::mem::replace(interrupted, true)).then_some(Signal::INT)
     }
 
     fn protects(&self) -> bool {
@@ -128,6 +140,8 @@ pub(crate) struct Running {
     cgroup: Option<Cgroup>,
     plan: Plan,
     interactive: bool,
+    /// Whether the command got a signal that ends it.
+    interrupted: bool,
 }
 
 /// Runs an internal subcommand, if `arguments` name one, and returns its exit code.
@@ -252,6 +266,7 @@ impl Prepared {
             cgroup: self.cgroup,
             plan,
             interactive,
+            interrupted: false,
         })
     }
 
@@ -375,7 +390,9 @@ impl Running {
             return Stage::Killed;
         }
         if stage == Stage::Running && self.plan.on_lost == OnLost::Term && remaining <= self.plan.grace {
-            self.tree.signal_group(Signal::TERM);
+            if let Some(signal) = self.plan.passed_on(Signal::TERM, &mut self.interrupted) {
+                self.tree.signal_group(signal);
+            }
             // A stopped process cannot act on SIGTERM.
             self.tree.signal_group(Signal::CONT);
             return Stage::Terminated;
@@ -395,12 +412,13 @@ impl Running {
         self.tree.group_remains() || self.cgroup.as_ref().is_some_and(|cgroup| !cgroup.is_empty())
     }
 
-    fn forward(&self, signal: Signal) {
+    fn forward(&mut self, signal: Signal) {
         // The terminal sends these to the command directly. Do not send them twice.
         let direct = [Signal::INT, Signal::QUIT, Signal::WINCH, Signal::CONT];
-        if self.interactive && direct.contains(&signal) {
+        let is_direct = self.interactive && direct.contains(&signal);
+        let Some(signal) = self.plan.passed_on(signal, &mut self.interrupted).filter(|_| !is_direct) else {
             return;
-        }
+        };
         // These end most programs, so send them only to the command itself.
         if [Signal::USR1, Signal::USR2].contains(&signal) {
             return self.tree.signal_leader(signal);
@@ -470,11 +488,24 @@ mod tests {
 
     #[test]
     fn with_on_lost_none_a_loss_does_not_shorten_the_pause() {
-        let pause = |on_lost| {
-            let plan = Plan { on_lost, grace: MAX_SLEEP, ttl: MAX_SLEEP * 100, cgroup: false };
-            plan.pause(Stage::Running, Duration::ZERO)
-        };
+        let pause = |on_lost| plan(on_lost, false).pause(Stage::Running, Duration::ZERO);
         assert_eq!(pause(OnLost::None), MAX_SLEEP);
         assert!(pause(OnLost::Term) < POLL_INTERVAL && pause(OnLost::Kill) < POLL_INTERVAL);
+    }
+
+    #[test]
+    fn terraform_gets_one_interrupt_and_other_commands_get_each_signal() {
+        let sent = |one_interrupt| {
+            let (plan, mut interrupted) = (plan(OnLost::Term, one_interrupt), false);
+            let signals = [Signal::USR1, Signal::TERM, Signal::INT, Signal::HUP, Signal::TERM, Signal::CONT];
+            signals.map(|signal| plan.passed_on(signal, &mut interrupted))
+        };
+        let each = [Signal::USR1, Signal::TERM, Signal::INT, Signal::HUP, Signal::TERM, Signal::CONT];
+        assert_eq!(sent(false), each.map(Some));
+        assert_eq!(sent(true), [Some(Signal::USR1), Some(Signal::INT), None, None, None, Some(Signal::CONT)]);
+    }
+
+    fn plan(on_lost: OnLost, one_interrupt: bool) -> Plan {
+        Plan { on_lost, grace: MAX_SLEEP, ttl: MAX_SLEEP * 100, cgroup: false, one_interrupt }
     }
 }

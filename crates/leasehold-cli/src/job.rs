@@ -138,6 +138,7 @@ impl Job {
                 grace,
                 ttl: max_hold.map_or(ttl, |limit| limit.min(ttl)),
                 cgroup,
+                one_interrupt: false,
             },
             max_hold,
             names: names.clone(),
@@ -294,6 +295,13 @@ impl Job {
     #[cfg(feature = "serve")]
     pub(crate) fn lock(&self) -> &LockName {
         self.names.first()
+    }
+
+    /// Ends the command with one SIGINT, before SIGKILL.
+    #[cfg(feature = "serve")]
+    pub(crate) fn with_one_interrupt(mut self) -> Self {
+        self.plan.one_interrupt = true;
+        self
     }
 
     /// Returns how much of the lease remains when the command must have the responses to its requests, because it is

@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use leasehold_testkit::peers::Program;
 use leasehold_testkit::proxy::{Harm, Proxy};
@@ -294,6 +295,42 @@ fn a_write_without_a_response_is_not_repeated_as_another() {
 }
 
 #[test]
+fn an_apply_whose_store_is_gone_saves_its_state_in_a_file() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    for harm in [Harm::Cut, Harm::Delayed(Duration::from_secs(3_600))] {
+        let url = Server::MINIO.fresh_url();
+        let proxy = runtime.block_on(Proxy::start(Server::MINIO.address()));
+        let team = Team::on(through(&url, proxy.address()));
+        team.joins("one", "0", false);
+        team.run("one", &APPLY, 0);
+        team.configure("one", BACKEND, "1", true);
+        let holder = team.applies("one", "--ttl 9s");
+        proxy.every(harm);
+        team.go("one");
+        let ended = holder.end();
+        assert_ne!(ended.code, 0, "{ended:?}");
+        assert!(ended.stderr.contains("lease ends soon"), "{ended:?}");
+        let saved = fs::read_to_string(team.path("one", "errored.tfstate")).unwrap_or_default();
+        assert!(saved.contains("\"value\":\"1\""), "{saved} {ended:?}");
+    }
+}
+
+#[test]
+fn an_unlock_method_of_the_configuration_empties_no_state() {
+    let team = Team::new();
+    team.joins("one", "1", false);
+    team.run("one", &APPLY, 0);
+    let with_method = "terraform {\n  backend \"http\" {\n    unlock_method = \"DELETE\"\n  }\n}\n";
+    team.configure("one", with_method, "2", false);
+    team.run("one", &["init", "-reconfigure", "-no-color"], 0);
+    let refused = team.run("one", &APPLY, 125).stderr;
+    assert!(refused.contains("option `unlock_method`"), "{refused}");
+    team.configure("one", BACKEND, "2", false);
+    team.run("one", &["init", "-reconfigure", "-no-color"], 0);
+    assert_eq!(team.value("one"), "1");
+}
+
+#[test]
 fn the_lock_may_be_in_another_store_than_the_state() {
     let state = below(&Server::MINIO.fresh_url(), "net.json");
     let team = Team { url: format!("sqlite:locks.db --state {state}"), sandbox: Sandbox::new() };
@@ -307,6 +344,27 @@ fn the_lock_may_be_in_another_store_than_the_state() {
     // A file of this machine shows when a process has died.
     team.run("two", &["apply", "-auto-approve", "-no-color", "-lock-timeout=30s"], 0);
     assert_eq!(team.value("two"), "2");
+}
+
+/// Plugins of Terraform survive SIGINT, but not SIGTERM; and Terraform exits at once on a second signal.
+#[test]
+fn the_group_gets_one_sigint_for_all_signals() {
+    let sandbox = Sandbox::new();
+    let url = Server::MINIO.fresh_url();
+    let script = "trap 'echo int >> got' INT; trap 'echo term >> got' TERM; trap 'echo hup >> got' HUP
+        echo started; while ! [ -e go ]; do sleep 0.05; done; exit 7";
+    let command = sandbox.scripted(&format!("terraform -s {url} prod"), script);
+    let holder = Holder::start(command);
+    holder.signal(Signal::TERM);
+    support::wait_for_file(&sandbox.path("got"));
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        holder.signal(signal);
+    }
+    // Forwarded after the others, with the default action.
+    holder.signal(Signal::USR1);
+    let ended = holder.end();
+    assert_eq!(ended.code, 128 + Signal::USR1.as_raw(), "{ended:?}");
+    assert_eq!(sandbox.read("got"), "int\n");
 }
 
 #[test]

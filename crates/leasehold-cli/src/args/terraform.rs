@@ -17,9 +17,10 @@ requests on a port of this machine, and passes the address and a random password
 variables.
 
 When the command locks the state, leasehold acquires the lock NAME and renews its lease. If the lease cannot be renewed \
-in time, leasehold stops the command, as `leasehold run` does, and exits with 122. If the command or its machine dies, \
-the state is free again after --ttl at the latest. A command whose lock was lost cannot write over the state of a later \
-one. If the lock is held, the command fails and prints who holds it. To wait, use its -lock-timeout or --wait.
+in time, leasehold refuses reads and writes of the state, so that Terraform saves it in errored.tfstate, sends SIGINT \
+(not SIGTERM) when --grace is left, then SIGKILL, and exits with 122. It sends SIGINT once, also for signals that it \
+gets itself. If the command or its machine dies, the state is free again soon after --ttl. A command whose lock was \
+lost cannot write over the state of a later one. If a command succeeds whose state is elsewhere, leasehold fails with 125. If the lock is held, the command fails and prints who holds it. To wait, use its -lock-timeout or --wait.
 
 The state is the object NAME.tfstate beside the lock: in S3, GCS or Azure. For other stores, name an object with \
 --state. Use one NAME for each workspace.

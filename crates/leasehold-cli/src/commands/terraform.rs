@@ -55,7 +55,8 @@ pub(super) async fn terraform(context: &Context, args: TerraformArgs) -> Result<
     let command: Vec<_> =
         args.command.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     check_folder(&command)?;
-    let job = Job::new(context, args.command, &request.names, (request.ttl, request.max_hold))?;
+    let job = Job::new(context, args.command, &request.names, (request.ttl, request.max_hold))?
+        .with_one_interrupt();
     let listener = StateListener::bind()?;
     let work = async |job: &mut Job| {
         let mut session = job.open(context, request.opening_limit()).await?;

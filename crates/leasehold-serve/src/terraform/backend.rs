@@ -34,10 +34,15 @@ pub type Warn = Box<dyn Fn(&str) + Send + Sync>;
 /// The time that remains while no lock is held. Longer than any command runs.
 const UNLIMITED: Duration = Duration::from_secs(10 * 366 * 24 * 3_600);
 
+/// How long to wait, when the command has ended, for a lock that has just been granted.
+const GRANT_TIMEOUT: Duration = Duration::from_millis(500);
+
 /// The maximum sleep between two looks at a lease, because timers can fire late.
 const MAX_SLEEP: Duration = Duration::from_millis(250);
 
 const CHANGED: &str = "another process has written the state since this one read it under its lock";
+
+const ENDS: &str = "the lock was lost, or its lease ends soon because it was not renewed";
 
 /// The lock and the state of one command.
 pub struct StateBackend {
@@ -223,10 +228,16 @@ impl StateBackend {
     /// Ends the backend, because the command has ended. Waits for a write in progress, at most until the lease ends.
     pub async fn close(&self) -> Closed {
         self.closing.cancel();
-        let limit = if self.holding().held.is_some() { self.remaining() } else { Duration::ZERO };
-        let _turn = timeout(&*self.clock(), limit, self.turn.lock()).await;
+        let limit = if self.holding().held.is_some() { self.remaining() } else { GRANT_TIMEOUT };
+        let turn = timeout(&*self.clock(), limit, self.turn.lock()).await;
         let mut holding = self.holding();
-        let guard = holding.take().map(|held| held.guard);
+        let mut guard = holding.take().map(|held| held.guard);
+        if turn.is_none()
+            && let Some(guard) = guard.take_if(|guard| guard.check().is_ok())
+        {
+            // A write is under way, which must not be that of a free lock.
+            guard.lapse();
+        }
         Closed {
             guard,
             loss: holding.loss.take(),
@@ -234,6 +245,11 @@ impl StateBackend {
             was_asked: holding.asked,
             was_unused: holding.unused,
         }
+    }
+
+    #[cfg(test)]
+    pub(super) async fn turn_of_a_write(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.turn.lock().await
     }
 
     /// Handles a request, also if the caller stops waiting.
@@ -289,6 +305,10 @@ impl StateBackend {
                     held.info.who, held.info.id
                 ));
             }
+            Some(held) if held.guard.remaining() <= self.reserve => {
+                held.used = true;
+                return Answer::Refused(format!("the state was not written: {ENDS}"));
+            }
             Some(held) => {
                 held.used = true;
                 (held.token, held.read.clone())
@@ -326,7 +346,7 @@ impl StateBackend {
                 _ => break,
             };
             let Some(left) = left.checked_sub(self.reserve).filter(|left| !left.is_zero()) else {
-                return Err("the lock was lost, or its lease ends soon because it was not renewed");
+                return Err(ENDS);
             };
             let clock = self.clock();
             tokio::select! {
@@ -365,17 +385,17 @@ impl StateBackend {
             Err(error) => {
                 return match error.holder() {
                     Some(held) => Answer::Locked(self.described(held).json()),
-                    None => failed("the lock was not acquired", &error),
+                    None => not_acquired(&error),
                 };
             }
         };
         let token = match guard.token() {
             Ok(token) => token,
-            Err(error) => return failed("the lock was not acquired", &error),
+            Err(error) => return not_acquired(&error),
         };
         let added = self.locker.add_processes(&guard, self.processes.get().map_or(&[], Vec::as_slice)).await;
         if let Err(error) = added {
-            return failed("the lock was not acquired", &error);
+            return not_acquired(&error);
         }
         {
             let mut holding = self.holding();
@@ -390,7 +410,7 @@ impl StateBackend {
             () = self.closing.cancelled() => closed(),
             _ = enforced.wait_for(|enforced| *enforced >= granted) => match self.check() {
                 Ok(()) => Answer::Done,
-                Err(error) => failed("the lock was not acquired", &error),
+                Err(error) => not_acquired(&error),
             },
         }
     }
@@ -488,6 +508,14 @@ fn failed(what: &str, error: &Error) -> Answer {
     match error.kind() {
         ErrorKind::Unavailable => Answer::Failed(why),
         _ => Answer::Refused(why),
+    }
+}
+
+/// Returns the response for an error of LOCK. Terraform takes a refusal for a lock that another process holds.
+fn not_acquired(error: &Error) -> Answer {
+    match failed("the lock was not acquired", error) {
+        Answer::Refused(why) => Answer::Invalid(why),
+        answer => answer,
     }
 }
 

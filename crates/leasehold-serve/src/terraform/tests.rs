@@ -16,7 +16,7 @@ use leasehold::register::{
     Body as Bodied, Deleted, Precondition, RegisterCapabilities, Version, VersionedValue, Write,
 };
 use leasehold::stores::memory::MemoryRegister;
-use leasehold::{Locker, Object, Register, RegisterLeases};
+use leasehold::{Error, ErrorKind, Locker, Object, Register, RegisterLeases};
 
 use super::*;
 use crate::feed::paused_store;
@@ -469,6 +469,32 @@ async fn force_unlock_may_send_the_id() {
     for _ in 0..2 {
         assert_eq!(other.unlock("lock-3").await, Answer::Done);
     }
+}
+
+/// Terraform takes 409 for the lock of another process, shows its own ID and repeats the request.
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_fails_is_not_taken_for_a_held_one() {
+    let world = World::new().await;
+    let acquire: Acquire =
+        Box::new(|_| Box::pin(async { Err(Error::new(ErrorKind::Denied, "no permission")) }));
+    let name = leasehold::LockName::new(NAME).unwrap();
+    let locker = world.locker.clone();
+    let warn: Warn = Box::new(|_| ());
+    let backend = StateBackend::new(locker, name, world.object(), Vec::new(), acquire, warn, RESERVE);
+    let answer = backend.handle(Asked::Lock(info("1"))).await;
+    assert!(matches!(answer, Answer::Invalid(why) if why.contains("no permission")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_is_not_released_under_a_write() {
+    let world = World::new().await;
+    let command = world.command(&[]);
+    assert_eq!(command.lock("1").await, Answer::Done);
+    let turn = command.backend.turn_of_a_write().await;
+    // As with --on-lost none: the lease is renewed, and the write does not end.
+    assert!(command.backend.close().await.guard.is_none());
+    drop(turn);
+    assert!(matches!(world.command(&[]).lock("2").await, Answer::Locked(_)), "it stays held for now");
 }
 
 #[tokio::test(start_paused = true)]
