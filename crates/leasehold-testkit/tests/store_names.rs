@@ -23,6 +23,8 @@ const ALLOWED: &[(&str, &str)] = &[
     ("leasehold/src/url.rs", "checks of names, which the table uses"),
     ("leasehold/src/url/schemes.rs", "the table of schemes and options"),
     ("leasehold-cli/src/args.rs", "examples"),
+    ("leasehold-cli/src/args/terraform.rs", "help: which stores have objects"),
+    ("leasehold-cli/src/commands/terraform.rs", "an example"),
     ("leasehold-cli/src/args/objects.rs", "examples"),
     ("leasehold-cli/src/args/serving.rs", "examples"),
     ("leasehold-cli/src/args/running.rs", "help: whose lock ends with its process"),

@@ -202,6 +202,7 @@ async fn a_part_that_cannot_be_renewed_ends_the_whole_at_its_deadline() {
     let loss = guard.lost().await;
     assert_eq!(loss.name.as_str(), "x/shared-4");
     assert!(matches!(loss.reason, LossReason::Expired { last_error: Some(_) }), "{loss}");
+    drop(guard);
     client.env.sleep(SECOND).await;
     assert!(held(&client).await <= 1, "only the part that cannot be written is left to lapse");
 }
