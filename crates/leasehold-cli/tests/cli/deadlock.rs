@@ -93,6 +93,8 @@ fn with_wait_a_deadlock_is_only_printed() {
     for holder in [&mut first, &mut second] {
         let mut stderr = std::io::BufReader::new(holder.process.stderr.take().unwrap());
         line_with(&mut stderr, "warning: deadlock: ");
+    }
+    for mut holder in [first, second] {
         holder.signal(rustix::process::Signal::TERM);
         holder.process.wait().unwrap();
     }

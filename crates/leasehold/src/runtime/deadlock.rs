@@ -166,6 +166,9 @@ async fn cycles_of(store: &dyn LeaseStore, claim: &Claim, nested: &Nested) -> Re
 /// Returns the state of a lock.
 type Read<'a> = dyn Fn(LockName) -> BoxFuture<'a, Result<Status, StoreError>> + Sync + 'a;
 
+/// The state of a lock, and the links of those that wait for it.
+type Waited = (State, Vec<Arc<CycleLink>>);
+
 /// Returns the links of `waiter`, which waits for `waits_for`: one for each lock that it holds.
 fn links<'a>(waiter: &'a Holder, waits_for: &'a LockName) -> impl Iterator<Item = Arc<CycleLink>> + use<'a> {
     // A server does not show the ids to everyone.
@@ -189,7 +192,7 @@ fn links<'a>(waiter: &'a Holder, waits_for: &'a LockName) -> impl Iterator<Item 
 /// Returns the cycles that contain `waiter`, which waits for `name`. Stops early after [`MAX_READS`] locks, and follows
 /// no path of more than [`MAX_DEPTH`] waiters.
 async fn cycles(name: &LockName, waiter: &Holder, read: &Read<'_>) -> Result<Vec<Cycle>, StoreError> {
-    let mut locks: HashMap<LockName, Arc<(State, Vec<Arc<CycleLink>>)>> = HashMap::new();
+    let mut locks: HashMap<LockName, Arc<Waited>> = HashMap::new();
     let mut paths: VecDeque<Vec<Arc<CycleLink>>> = links(waiter, name).map(|link| vec![link]).collect();
     let mut found = Vec::new();
     for _ in 0..MAX_PATHS {
