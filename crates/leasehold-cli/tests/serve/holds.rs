@@ -138,6 +138,8 @@ fn one_ticket_holds_several_locks() {
     let lost = check().problem(410, "lost");
     assert!(lost.body["detail"].as_str().unwrap().contains("`b`"), "{lost:?}");
     server.renew(&held.ticket()).problem(410, "lost");
+    assert_eq!(server.state("a")["state"], "held", "another user of the ticket may still work");
+    server.release(&held.ticket()).problem(410, "lost");
     assert_eq!(server.state("a")["state"], "free", "the loss of one is the loss of all");
     let held = several("c", json!(["b", "a"])).expect(201);
     server.release(&held.ticket()).expect(200);

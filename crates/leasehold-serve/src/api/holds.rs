@@ -260,7 +260,7 @@ struct Presented<'a> {
 impl<'a> Presented<'a> {
     /// Parses the ticket in a request. Fails if the caller may not use it, has sent too many invalid tickets, or was told
     /// that the hold is lost. Then the store is not asked again, so a client that continues to use such a ticket costs
-    /// little. A hold that has reached its limit can still be released.
+    /// little. A lock that may still be held can be released.
     async fn parse(app: &'a App, arrival: &'a Arrival, text: &str, releases: bool) -> Result<Self, Problem> {
         let attempt = || app.limits.attempt(arrival.caller.name(), arrival.at);
         let ticket = match text.parse::<Ticket>() {
@@ -278,7 +278,7 @@ impl<'a> Presented<'a> {
         let fate = app.grants.fate(&ticket);
         match &fate {
             None => patiently(app, arrival).await?,
-            Some(Fate::Lost(loss)) if !(releases && matches!(loss.reason, LossReason::Limit)) => {
+            Some(Fate::Lost(loss)) if !(releases && may_be_held(&ticket, loss)) => {
                 return Err(Problem::lost(loss));
             }
             Some(Fate::Held | Fate::Released | Fate::Lost(_)) => {}
@@ -354,6 +354,11 @@ impl<'a> Presented<'a> {
         let mut history = status.history.iter();
         Ok(history.find(|past| has(past.token) && self.ticket.is_of(past)).map(|past| past.end))
     }
+}
+
+/// Returns whether a lock of `ticket`, which was lost, may still be held until it lapses.
+fn may_be_held(ticket: &Ticket, loss: &Loss) -> bool {
+    matches!(loss.reason, LossReason::Limit) || ticket.grants().count() > 1
 }
 
 /// Counts a request with an unknown ticket as one that fails. Waits for a short time if there were too many.
