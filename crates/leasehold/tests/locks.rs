@@ -367,7 +367,7 @@ async fn a_ticket_that_one_lock_cannot_give_releases_all() {
 
     let guard = abc(&one).for_ticket().acquire().await.unwrap();
     one.env.sleep(SECOND).await;
-    drop(pin!(guard.into_ticket()));
+    drop(guard.into_ticket());
     one.env.sleep(SECOND).await;
     assert_eq!(held(&two).await, [""; 0], "the caller gave up");
 }
