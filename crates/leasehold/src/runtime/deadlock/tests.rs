@@ -58,13 +58,16 @@ impl Locks {
 #[tokio::test]
 async fn cycles_of_two_and_three_are_found_by_each_waiter() {
     let (one, two) = (waiter(1, &[("a", 1)]), waiter(2, &[("b", 2)]));
-    let of_two = Locks::default().held("a", 1, &[two.clone()]).held("b", 2, &[one.clone()]);
+    let of_two =
+        Locks::default().held("a", 1, std::slice::from_ref(&two)).held("b", 2, std::slice::from_ref(&one));
     assert_eq!(of_two.of("b", &one).await, [["w1", "w2"]]);
     assert_eq!(of_two.of("a", &two).await, [["w2", "w1"]]);
     // One waits for b, two for c, three for a.
     let three = waiter(3, &[("c", 3)]);
-    let of_three =
-        Locks::default().held("a", 1, &[three.clone()]).held("b", 2, &[one.clone()]).held("c", 3, &[two]);
+    let of_three = Locks::default()
+        .held("a", 1, std::slice::from_ref(&three))
+        .held("b", 2, std::slice::from_ref(&one))
+        .held("c", 3, &[two]);
     assert_eq!(of_three.of("b", &one).await, [["w1", "w3", "w2"]]);
     // All members of a cycle know it by the same id, and agree on who gives up.
     let read: &Read<'_> = &|lock| {
