@@ -144,6 +144,7 @@ impl Request {
     }
 
     /// Acquires the lock with `note` in place of its own. Signals do not interrupt it.
+    #[cfg(feature = "serve")]
     pub(crate) async fn acquire_as(
         &self,
         note: String,
