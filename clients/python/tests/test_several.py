@@ -55,7 +55,7 @@ def test_one_ticket_holds_several_locks(locker: Locker) -> None:
     assert not locker.release_ticket(ticket)
 
 
-def test_a_thread_that_holds_one_of_the_locks_does_not_wait_for_itself(locker: Locker) -> None:
+def test_a_thread_with_one_of_the_locks_does_not_wait_for_itself(locker: Locker) -> None:
     with locker.lock("b").hold(), pytest.raises(DeadlockError, match="this thread holds"):
         locker.lock_all(["a", "b"]).guard()
     with locker.lock_all(["a", "b"]).hold(), pytest.raises(DeadlockError, match="this thread holds"):

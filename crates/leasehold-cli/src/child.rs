@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn terraform_gets_one_interrupt_and_other_commands_get_each_signal() {
+    fn terraform_gets_one_interrupt_other_commands_each_signal() {
         let sent = |one_interrupt| {
             let (plan, mut interrupted) = (plan(OnLost::Term, one_interrupt), false);
             let signals = [Signal::USR1, Signal::TERM, Signal::INT, Signal::HUP, Signal::TERM, Signal::CONT];

@@ -3,14 +3,12 @@
 
 use std::env;
 
+use leasehold::lease::Nested;
 use leasehold::{Guard, LockName, Locker, Token};
 use serde::{Deserialize, Serialize};
 
 /// The variable that names the locks, as JSON.
 pub(crate) const VARIABLE: &str = "LEASEHOLD_HOLDS";
-
-/// How many locks a waiter tells others.
-const MAX_LOCKS: usize = 8;
 
 /// A lock that is held until this process ends.
 #[derive(Debug, Serialize, Deserialize)]
@@ -42,7 +40,7 @@ pub(crate) fn inside(locker: &Locker, guard: Option<&Guard>) -> (&'static str, O
     {
         let held = tokens.into_iter().map(|(lock, token)| Outer { store: store.to_owned(), lock, token });
         locks.splice(0..0, held);
-        locks.truncate(MAX_LOCKS);
+        locks.truncate(Nested::MAX);
     }
     (VARIABLE, (!locks.is_empty()).then(|| serde_json::to_string(&locks).unwrap_or_default()))
 }

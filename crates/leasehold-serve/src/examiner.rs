@@ -98,54 +98,15 @@ impl Examiner {
 
 #[cfg(test)]
 mod tests {
-    use async_trait::async_trait;
-    use futures_util::stream::BoxStream;
-    use leasehold::clock::{StoreTime, SystemClock};
+    use std::sync::atomic::Ordering;
+
+    use leasehold::RegisterLeases;
+    use leasehold::clock::SystemClock;
     use leasehold::env::Env;
-    use leasehold::error::StoreError;
     use leasehold::lease::StoreOptions;
-    use leasehold::register::{
-        Body, Deleted, Precondition, RegisterCapabilities, Version, VersionedValue, Write,
-    };
-    use leasehold::stores::memory::MemoryRegister;
-    use leasehold::{Register, RegisterLeases};
 
     use super::*;
-
-    /// A register that never responds.
-    #[derive(Debug)]
-    struct Silent(MemoryRegister);
-
-    #[async_trait]
-    impl Register for Silent {
-        async fn read(&self, _: &str) -> Result<Option<VersionedValue>, StoreError> {
-            std::future::pending().await
-        }
-
-        async fn write(&self, _: &str, _: Precondition<'_>, _: Body) -> Result<Write, StoreError> {
-            std::future::pending().await
-        }
-
-        async fn delete(&self, _: &str, _: &Version) -> Result<Deleted, StoreError> {
-            std::future::pending().await
-        }
-
-        fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
-            self.0.list(prefix)
-        }
-
-        fn store_time(&self) -> Option<StoreTime> {
-            self.0.store_time()
-        }
-
-        fn env(&self) -> &Env {
-            self.0.env()
-        }
-
-        fn capabilities(&self) -> RegisterCapabilities {
-            self.0.capabilities()
-        }
-    }
+    use crate::unreliable::Unreliable;
 
     #[tokio::test]
     async fn one_examination_runs_at_a_time() {
@@ -162,11 +123,10 @@ mod tests {
 
     #[tokio::test]
     async fn an_examination_that_takes_too_long_is_stopped() {
-        let silent = RegisterLeases::new(
-            Arc::new(Silent(MemoryRegister::new(Env::system()))),
-            StoreOptions::default(),
-        );
-        let (locker, examiner) = (Locker::new(Arc::new(silent)), Examiner::default());
+        let silent = Unreliable::new(Env::system());
+        silent.is_down.store(true, Ordering::SeqCst);
+        let store = RegisterLeases::new(silent, StoreOptions::default());
+        let (locker, examiner) = (Locker::new(Arc::new(store)), Examiner::default());
         examiner.examine_within(Duration::ZERO, &locker, "a").await.unwrap();
         let Examinations { running, last } = examiner.examinations();
         assert!(running.is_none() && last.unwrap().report.is_none());

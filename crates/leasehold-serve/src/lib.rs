@@ -39,6 +39,8 @@ mod terraform;
 mod tls;
 mod trace;
 mod ui;
+#[cfg(test)]
+mod unreliable;
 mod view;
 mod visible;
 mod waits;

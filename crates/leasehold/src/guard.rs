@@ -394,7 +394,7 @@ impl Guard {
 
     async fn give_up(
         self,
-        command: impl Fn(oneshot::Sender<Result<Released>>) -> Command + Clone + Send + 'static,
+        command: impl Fn(oneshot::Sender<Result<Released>>) -> Command + Clone + Send + Sync + 'static,
     ) -> Result<Released> {
         // Reads the clock: a lease whose deadline has passed is lost, not released.
         if self.check().is_err() {
@@ -417,13 +417,10 @@ impl Guard {
 
     async fn settle_all(
         mut self,
-        command: impl Fn(oneshot::Sender<Result<Released>>) -> Command + Clone + Send,
+        command: impl Fn(oneshot::Sender<Result<Released>>) -> Command + Clone + Send + Sync,
     ) -> Result<Released> {
-        // Release the lock with the guard's name last: a process that sees it free can rely on the parts being free.
-        let parts = std::mem::take(&mut self.parts).into_iter().map(|part| part.settled(command.clone()));
-        let parts = join_all(parts).await;
-        let whole = self.settled(command).await;
-        all_released(parts.into_iter().chain([whole]))
+        let parts = std::mem::take(&mut self.parts);
+        release_all(std::iter::once(self).chain(parts), |guard: Self| guard.settled(command.clone())).await
     }
 
     /// Sends `command` for this guard's own lock. The guard must have been invalidated before.
@@ -460,9 +457,17 @@ impl Guard {
     }
 }
 
-/// Returns how the release of locks that are held together ended.
-pub(crate) fn all_released(outcomes: impl IntoIterator<Item = Result<Released>>) -> Result<Released> {
-    outcomes.into_iter().try_fold(Released::Released, |all, outcome| match (all, outcome?) {
+/// Releases locks that are held together, and returns how this ended. Releases the first one last: a process that sees it
+/// free can rely on the others being free.
+pub(crate) async fn release_all<T, F: Future<Output = Result<Released>>>(
+    held: impl IntoIterator<Item = T>,
+    release: impl Fn(T) -> F,
+) -> Result<Released> {
+    let mut held = held.into_iter();
+    let first = held.next();
+    let others = join_all(held.map(&release)).await;
+    let first = join_all(first.map(&release)).await;
+    others.into_iter().chain(first).try_fold(Released::Released, |all, outcome| match (all, outcome?) {
         (Released::Released, Released::Released) => Ok(Released::Released),
         _ => Ok(Released::AlreadyLost),
     })

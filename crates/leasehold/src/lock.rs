@@ -18,7 +18,7 @@ use crate::runtime::hand_off::Terms;
 use crate::runtime::outage::{Outage, WaitLimit, store_timeout};
 use crate::runtime::queue::{OnWait, Queue};
 use crate::runtime::renewer::Hold;
-use crate::types::{LockName, MAX_HOLD, MAX_NESTED, OnDeadlock, is_unprintable};
+use crate::types::{LockName, MAX_HOLD, OnDeadlock, is_unprintable};
 use crate::view::ms;
 
 /// The maximum length of a holder's name and note in a record, in characters.
@@ -475,7 +475,7 @@ impl Lock {
 
     /// Returns what an acquisition with this id tells about the locks that its caller holds.
     fn nested(&self, id: Id) -> Option<Box<Nested>> {
-        let holds: Vec<_> = self.holds.iter().map(|held| held.lock.clone()).take(MAX_NESTED).collect();
+        let holds: Vec<_> = self.holds.iter().map(|held| held.lock.clone()).take(Nested::MAX).collect();
         let tells = !holds.is_empty() && self.limit.is_none() && !self.barges;
         let stays = self.on_deadlock == OnDeadlock::Wait;
         tells.then(|| Box::new(Nested { holds, id, seen: Vec::new(), stays }))

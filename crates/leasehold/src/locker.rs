@@ -10,10 +10,10 @@ use tracing::{Instrument, info_span};
 
 use crate::clock::Deadline;
 use crate::error::{Error, Result};
-use crate::guard::{Guard, all_released, no_cooldown};
+use crate::guard::{Guard, no_cooldown, release_all};
 use crate::lease::{
-    Capabilities, Evicted, Eviction, Grant, Holder, HolderInfo, LeaseStore, Loss, LossReason, Released,
-    Renewal, Secret, State, Status, StoreOptions, Swept, Token, Ttl,
+    Capabilities, Evicted, Eviction, Grant, Holder, HolderInfo, LeaseStore, Released, Renewal, Secret, State,
+    Status, StoreOptions, Swept, Token, Ttl,
 };
 use crate::observe::Observer;
 use crate::proof::doctor::{self, Examination, Report};
@@ -260,15 +260,11 @@ impl Locker {
         let span = info_span!("leasehold.renew", lock = %grant.name, token = grant.token.get());
         async {
             let limit = Limit::of_ticket(ticket, self.opened()).await?;
-            let is_over = || limit.is_some_and(|limit| limit.until.passed(env.now()));
-            if !is_over()
-                && let Renewal::Lost(loss) = self.store().renew(&mut grant).await?
-            {
+            Limit::check(limit, &grant.name, grant.token, env.now())?;
+            if let Renewal::Lost(loss) = self.store().renew(&mut grant).await? {
                 return Err(Error::lost(loss));
             }
-            if is_over() {
-                return Err(Error::lost(Loss::new(grant.name, grant.token, LossReason::Limit)));
-            }
+            Limit::check(limit, &grant.name, grant.token, env.now())?;
             Ok((grant, limit))
         }
         .instrument(span)
@@ -315,15 +311,8 @@ impl Locker {
 
     async fn end(&self, ticket: &Ticket, cooldown: Option<Duration>, at_limit: bool) -> Result<Released> {
         self.check(ticket)?;
-        let end = async |ticket: Ticket| self.end_one(&ticket, cooldown, at_limit).await;
-        let mut tickets = ticket.each();
-        let first = tickets.next();
-        // Like a guard, release the lock with the ticket's name last.
-        let mut outcomes = join_all(tickets.map(end)).await;
-        if let Some(first) = first {
-            outcomes.push(end(first).await);
-        }
-        all_released(outcomes)
+        release_all(ticket.each(), |ticket| async move { self.end_one(&ticket, cooldown, at_limit).await })
+            .await
     }
 
     async fn end_one(&self, ticket: &Ticket, cooldown: Option<Duration>, at_limit: bool) -> Result<Released> {

@@ -15,7 +15,6 @@ pub use self::id::Id;
 pub use self::invalid::InvalidValue;
 pub use self::name::LockName;
 pub(crate) use self::name::is_unprintable;
-pub(crate) use self::nested::MAX_NESTED;
 pub use self::nested::{HeldLock, Nested, OnDeadlock};
 pub use self::secret::Secret;
 pub(crate) use self::status::MAX_HOLD;

@@ -1,4 +1,4 @@
-//! How long the first grant of a lock takes that nobody has used before: scenario j.
+//! How long the first grant of a new lock takes: scenario j.
 
 use super::{END_TIMEOUT, READY_TIMEOUT, granted, many, now_us, start};
 use crate::environment::Connection;

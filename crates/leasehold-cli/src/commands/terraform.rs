@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_folder_of_the_command_is_checked_unless_it_is_prepared_anew() {
+    fn the_folder_is_checked_unless_it_is_prepared_anew() {
         let folder = tempfile::tempdir().unwrap();
         let data = folder.path().join(".terraform");
         std::fs::create_dir(&data).unwrap();

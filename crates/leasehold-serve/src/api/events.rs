@@ -128,8 +128,9 @@ impl EventStream {
             let is_of_store = event.lock.is_empty();
             let may_see = is_of_store || self.arrival.caller.may(Right::Read, &event.lock);
             if may_see && (is_of_store || event.lock.starts_with(&self.prefix)) {
-                let now = event.now.clone().map(|lock| hide_in_lock(lock, &self.arrival.caller));
-                let data = serde_json::to_string(&FeedEvent { now, ..event.clone() }).unwrap_or_default();
+                let mut shown = event.clone();
+                shown.now = shown.now.map(|lock| hide_in_lock(lock, &self.arrival.caller));
+                let data = serde_json::to_string(&shown).unwrap_or_default();
                 let sent = Event::default().event(event.kind);
                 let sent = if is_look { sent } else { sent.id(self.app.feed.id(numbered.number)) };
                 return Some(sent.data(data));

@@ -1,85 +1,23 @@
 //! Requests to the backend, on stores in memory and with paused time.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use async_trait::async_trait;
-use futures_util::stream::BoxStream;
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
-use leasehold::clock::{StoreTime, TestClock};
+use leasehold::clock::TestClock;
 use leasehold::env::Env;
-use leasehold::error::StoreError;
 use leasehold::lease::StoreOptions;
-use leasehold::register::{
-    Body as Bodied, Deleted, Precondition, RegisterCapabilities, Version, VersionedValue, Write,
-};
-use leasehold::stores::memory::MemoryRegister;
-use leasehold::{Error, ErrorKind, Locker, Object, Register, RegisterLeases};
+use leasehold::{Error, ErrorKind, Locker, Object, RegisterLeases};
 
 use super::*;
 use crate::feed::paused_store;
+use crate::unreliable::Unreliable;
 
 const TTL: Duration = Duration::from_secs(30);
 const RESERVE: Duration = Duration::from_secs(11);
 const NAME: &str = "prod";
-
-/// A register that answers nothing while it is down.
-#[derive(Debug)]
-struct Unreliable {
-    memory: MemoryRegister,
-    is_down: AtomicBool,
-}
-
-impl Unreliable {
-    // As on S3, where a fence has the most rules.
-    fn new(env: Env) -> Arc<Self> {
-        Arc::new(Self { memory: MemoryRegister::by_content(env), is_down: AtomicBool::new(false) })
-    }
-
-    async fn up(&self) -> &MemoryRegister {
-        if self.is_down.load(Ordering::SeqCst) {
-            std::future::pending::<()>().await;
-        }
-        &self.memory
-    }
-}
-
-#[async_trait]
-impl Register for Unreliable {
-    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
-        self.up().await.read(key).await
-    }
-
-    async fn write(&self, key: &str, expect: Precondition<'_>, body: Bodied) -> Result<Write, StoreError> {
-        self.up().await.write(key, expect, body).await
-    }
-
-    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
-        self.up().await.delete(key, version).await
-    }
-
-    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
-        self.memory.list(prefix)
-    }
-
-    fn version_of(&self, bytes: &[u8]) -> Option<Version> {
-        self.memory.version_of(bytes)
-    }
-
-    fn store_time(&self) -> Option<StoreTime> {
-        self.memory.store_time()
-    }
-
-    fn env(&self) -> &Env {
-        self.memory.env()
-    }
-
-    fn capabilities(&self) -> RegisterCapabilities {
-        self.memory.capabilities()
-    }
-}
 
 /// The store of locks and states, which commands of several machines share.
 struct World {
@@ -349,7 +287,7 @@ async fn a_lock_is_used_only_when_the_supervision_knows_of_it() {
 
 /// Terraform saves the state in a file only if it gets a response before it is killed.
 #[tokio::test(start_paused = true)]
-async fn a_request_without_the_store_is_refused_before_the_command_is_stopped() {
+async fn without_the_store_a_request_is_refused_before_the_stop() {
     for reads in [false, true] {
         let world = World::of_one_store();
         let command = world.command(&[]);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Lock;
 use crate::clock::timeout;
 use crate::error::{Error, Result};
-use crate::lease::{AcquireOutcome, Claim, Grant, Loss, LossReason, Renewal, Secret, deadline};
+use crate::lease::{AcquireOutcome, Claim, Grant, Renewal, Secret, deadline};
 use crate::runtime::acquisition::{Acquisition, Wait, unknown_holder};
 use crate::runtime::limit::Limit;
 use crate::ticket::{HeldTicket, Ticket};
@@ -150,9 +150,7 @@ impl Lock {
         let ticket = Ticket::new(grant, opened.store_id.clone())?.with_max_hold(self.max_hold);
         let limit = Limit::of_ticket(&ticket, opened).await?;
         let deadline = Limit::of_lease(limit, grant.deadline);
-        if limit.is_some_and(|limit| limit.until.passed(opened.store.env().now())) {
-            return Err(Error::lost(Loss::new(grant.name.clone(), grant.token, LossReason::Limit)));
-        }
+        Limit::check(limit, &grant.name, grant.token, opened.store.env().now())?;
         Ok(HeldTicket::new(ticket, deadline, opened.store.env().clone()))
     }
 }

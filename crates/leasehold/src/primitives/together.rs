@@ -10,7 +10,7 @@ use futures_util::future::{join_all, select_all, try_join_all};
 
 use crate::clock::timeout;
 use crate::error::{Error, ErrorKind, Result};
-use crate::guard::Guard;
+use crate::guard::{Guard, release_all};
 use crate::lease::{Claim, HolderInfo, Loss};
 use crate::lock::Lock;
 use crate::primitives::permits::Blockers;
@@ -163,16 +163,8 @@ impl Together {
     /// Releases locks that are not all. The caller may be about to exit, so this waits for the store, but not for long.
     async fn give_back(&self, held: Vec<Guard>) {
         let env = self.lock.locker().store().env();
-        let mut held = held.into_iter();
-        let first = held.next();
-        let released = async {
-            // As in a release of the whole, the first one is released last.
-            let parts = join_all(held.map(Guard::release)).await;
-            let first = join_all(first.map(Guard::release)).await;
-            parts.into_iter().chain(first).collect::<Result<Vec<_>>>()
-        };
         // After that, the release continues in the background.
-        match timeout(&*env.clock, Claim::FIRST_RESPONSE, released).await {
+        match timeout(&*env.clock, Claim::FIRST_RESPONSE, release_all(held, Guard::release)).await {
             Some(Ok(_)) => {}
             Some(Err(error)) => {
                 tracing::debug!(%error, "locks that were not acquired together are not released; they lapse");

@@ -24,14 +24,12 @@ use crate::error::{Error, ErrorKind, StoreError};
 use crate::lease::{Claim, HeldLock, Holder, HolderInfo, Id, LeaseStore, Nested, State, Status};
 use crate::observe::Event;
 use crate::runtime::open_store::OpenStore;
-use crate::types::{LockName, MAX_NESTED};
+use crate::types::LockName;
 
 /// How many locks a walk reads at most.
 const MAX_READS: usize = 64;
 /// How many waiters a cycle has at most.
 const MAX_DEPTH: usize = 8;
-/// How many cycles a waiter says that it has seen.
-const MAX_SEEN: usize = 8;
 /// How many paths a walk follows at most.
 const MAX_PATHS: usize = 1_024;
 
@@ -111,13 +109,13 @@ impl Detector {
             self.pause = (self.pause * 2).min(LONGEST_PAUSE);
             // Those that count come first.
             cycles.sort_by_key(|cycle| !cycle.is_seen_by_all(nested.id));
-            cycles.truncate(MAX_SEEN);
+            cycles.truncate(Nested::MAX);
             let unseen: Vec<_> =
                 cycles.iter().map(Cycle::id).filter(|id| !nested.seen.contains(id)).collect();
             if !unseen.is_empty() {
                 self.pause = FIRST_PAUSE;
                 self.next = Deadline::new(env.now(), FIRST_PAUSE);
-                let seen = unseen.into_iter().chain(nested.seen.iter().copied()).take(MAX_SEEN).collect();
+                let seen = unseen.into_iter().chain(nested.seen.iter().copied()).take(Nested::MAX).collect();
                 return Found::News(Box::new(Nested { seen, ..nested.clone() }));
             }
             let counts = || cycles.iter().filter(|cycle| cycle.is_seen_by_all(nested.id));
@@ -140,7 +138,7 @@ impl Detector {
     fn without_ended_holds(&mut self, nested: &Nested) -> Option<Box<Nested>> {
         let count = self.holds.len();
         self.holds.retain(|held| !held.is_over());
-        let holds = self.holds.iter().map(|held| held.lock.clone()).take(MAX_NESTED).collect();
+        let holds = self.holds.iter().map(|held| held.lock.clone()).take(Nested::MAX).collect();
         (self.holds.len() < count).then(|| Box::new(Nested { holds, ..nested.clone() }))
     }
 }
@@ -176,13 +174,13 @@ fn links<'a>(waiter: &'a Holder, waits_for: &'a LockName) -> impl Iterator<Item 
     nested.into_iter().flat_map(move |nested| {
         // Shared, because its texts come from others and may be long.
         let waiter = Arc::new(Holder { nested: None, ..waiter.clone() });
-        nested.holds.iter().take(MAX_NESTED).map(move |holds| {
+        nested.holds.iter().take(Nested::MAX).map(move |holds| {
             Arc::new(CycleLink {
                 waiter: waiter.clone(),
                 waits_for: waits_for.clone(),
                 holds: holds.clone(),
                 id: nested.id,
-                seen: nested.seen.iter().copied().take(MAX_SEEN).collect(),
+                seen: nested.seen.iter().copied().take(Nested::MAX).collect(),
                 stays: nested.stays,
             })
         })

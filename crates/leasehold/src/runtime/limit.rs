@@ -5,8 +5,9 @@ use std::time::Duration;
 use super::open_store::OpenStore;
 use crate::clock::{Deadline, Moment};
 use crate::error::{Error, Result};
-use crate::lease::State;
+use crate::lease::{Loss, LossReason, State, Token};
 use crate::ticket::Ticket;
+use crate::types::LockName;
 
 /// The limit of a hold.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +51,16 @@ impl Limit {
         })?;
         let until = Deadline::new(asked, max_hold.saturating_sub(held_for));
         Ok(Some(Self { max_hold, until }))
+    }
+
+    /// Returns the loss of the grant of `name` with `token` if its limit has passed.
+    pub(crate) fn check(limit: Option<Self>, name: &LockName, token: Token, now: Moment) -> Result<()> {
+        match limit {
+            Some(limit) if limit.until.passed(now) => {
+                Err(Error::lost(Loss::new(name.clone(), token, LossReason::Limit)))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns whether `state` shows a hold that is over. The time of the grant may be an estimate.

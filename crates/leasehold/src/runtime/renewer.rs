@@ -35,7 +35,7 @@ pub(crate) use self::hold_state::{HoldState, LockAndToken, bind};
 use self::hold_state::{Phase, Watchdog};
 use crate::clock::{Deadline, Moment, timeout};
 use crate::env::Env;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::lease::{Capabilities, Grant, LossReason, Released, Renewal, State, Token, Ttl, attempt_limit};
 use crate::observe::{Event, ReleaseResult, elapsed};
 use crate::runtime::limit::Limit;
@@ -431,23 +431,22 @@ impl Renewer {
         Over::Command(commands.await.ok())
     }
 
+    /// Returns a ticket of the grant.
+    async fn ticket(&self) -> Result<Ticket> {
+        let ticket = Ticket::new(&self.grant, self.opened.store_id.clone())?;
+        let ticket = ticket.with_max_hold(self.state.limit().map(|limit| limit.max_hold));
+        // Without the time of the grant, no renewal could keep the limit.
+        let limit = Limit::of_ticket(&ticket, &self.opened).await?;
+        Limit::check(limit, &self.lock.name, self.lock.token, self.state.env.now())?;
+        Ok(ticket)
+    }
+
     async fn detach(&mut self, reply: oneshot::Sender<Result<(Ticket, oneshot::Sender<()>)>>) {
         let handed = self.opened.store.detach(&mut self.grant).await;
         let (taken, is_taken) = oneshot::channel();
-        let ticket = handed.map_err(Error::from).and_then(|()| {
-            let ticket = Ticket::new(&self.grant, self.opened.store_id.clone())?;
-            Ok(ticket.with_max_hold(self.state.limit().map(|limit| limit.max_hold)))
-        });
-        // Without the time of the grant, no renewal could keep the limit.
-        let ticket = match ticket {
-            Ok(ticket) => match Limit::of_ticket(&ticket, &self.opened).await {
-                Ok(Some(limit)) if limit.until.passed(self.state.env.now()) => {
-                    Err(Error::lost(self.lock.loss(LossReason::Limit)))
-                }
-                Ok(_) => Ok(ticket),
-                Err(error) => Err(error),
-            },
-            Err(error) => Err(error),
+        let ticket = match handed {
+            Ok(()) => self.ticket().await,
+            Err(error) => Err(error.into()),
         };
         let ticket = ticket.map(|ticket| (ticket, taken));
         // If the caller does not take the ticket, the lock is released, so that it is free for others at once. A result

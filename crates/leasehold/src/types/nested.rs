@@ -6,9 +6,6 @@ use super::id::Id;
 use super::name::LockName;
 use super::token::Token;
 
-/// How many locks a waiter tells that it holds.
-pub(crate) const MAX_NESTED: usize = 8;
-
 /// A lock that a waiter holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(description = "A lock that a waiter holds."))]
@@ -45,6 +42,11 @@ pub struct Nested {
     /// Whether it waits even in a cycle.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stays: bool,
+}
+
+impl Nested {
+    /// How many locks a waiter tells that it holds, and how many cycles it says that it has seen.
+    pub const MAX: usize = 8;
 }
 
 /// What an acquisition does that is in a cycle of waiters.

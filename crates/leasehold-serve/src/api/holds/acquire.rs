@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use leasehold::lease::{HolderInfo, Secret, Token, Ttl};
+use leasehold::lease::{HolderInfo, Nested, Secret, Token, Ttl};
 use leasehold::view::ms;
 use leasehold::{Guard, Holder, Lock, LockName, Locks, Loss, LossReason};
 use tracing::Instrument as _;
@@ -28,8 +28,6 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 const PLACE_TIMEOUT: Duration = Duration::from_secs(15);
 /// How much longer than `wait` a request waits for the store's first response.
 const FIRST_RESPONSE: Duration = Duration::from_secs(5);
-/// How many locks a waiter tells that it holds, and how many cycles that it has seen.
-const MAX_NESTED: usize = 8;
 /// Maximum length of a note.
 const MAX_NOTE: usize = 200;
 /// The header with the idempotency key.
@@ -194,8 +192,8 @@ fn lock(app: &App, arrival: &Arrival, name: &LockName, request: &AcquireRequest)
         let (name, host, value) = (name.clone(), host.clone(), value.clone());
         let (pid, max_hold_ms) = (*pid, *max_hold_ms);
         let nested = nested.clone();
-        if nested.as_ref().is_some_and(|nested| nested.holds.len().max(nested.seen.len()) > MAX_NESTED) {
-            return Err(Problem::invalid(format!("`nested` has more than {MAX_NESTED} locks or cycles")));
+        if nested.as_ref().is_some_and(|nested| nested.holds.len().max(nested.seen.len()) > Nested::MAX) {
+            return Err(Problem::invalid(format!("`nested` has more than {} locks or cycles", Nested::MAX)));
         }
         // Others give up because of such an entry.
         let holds = nested.iter().flat_map(|nested| &nested.holds);
