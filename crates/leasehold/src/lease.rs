@@ -372,15 +372,15 @@ pub enum Evicted {
 /// let (guard, name) = (locker.lock("batch/7").acquire().await?, LockName::new("batch/7")?);
 /// assert_eq!(locker.sweep(&name, Duration::ZERO, false).await?, Swept::Kept); // it is held
 /// guard.release().await?;
-/// assert_eq!(locker.sweep(&name, Duration::ZERO, false).await?, Swept::Deleted);
+/// assert_eq!(locker.sweep(&name, Duration::from_secs(3600), false).await?, Swept::Kept); // not free for an hour
 /// # Ok::<_, leasehold::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Swept {
     /// The record was deleted, or with `dry_run` would be.
     Deleted,
-    /// The record was kept, or there is none: the lock is held, is in a cooldown, or has not been free for long enough
-    /// by the store's clock.
+    /// The record was kept, or there is none: the lock is held, is in a cooldown, has not been free for long enough by
+    /// the store's clock, or was granted within its last four seconds.
     Kept,
 }
 

@@ -141,8 +141,9 @@ impl Client {
         } else {
             format!("{:x}-{}-{}", self.seed, self.task, self.acquisitions)
         };
-        // Without a random number, so that all other choices stay the same.
-        (self.acquisitions.is_multiple_of(5) && !self.plan().is_quiet()).then_some(self.ttl)
+        // Without a random number, so that all other choices stay the same. The last client keeps what it acquires.
+        let limited = self.acquisitions.is_multiple_of(5) && !self.plan().is_quiet() && !self.wants_all;
+        limited.then_some(self.ttl)
     }
 
     async fn acquire_or_give_up(&mut self) -> Option<(Guard, Held)> {

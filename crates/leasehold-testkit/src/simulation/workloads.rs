@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold::Register as _;
 use leasehold::clock::{RATE_ERROR, timeout};
 use leasehold::lease::Ttl;
-use leasehold::{Guard, RwLock};
+use leasehold::{Guard, LockName, RwLock};
 
 use super::checker::{Checker, Held};
 use super::client::Client;
@@ -99,6 +99,12 @@ impl Client {
     async fn dead_waiters_of(&self, lock: &str) -> Duration {
         let pauses = match &self.world.server {
             Some(server) => server.pauses(lock),
+            // The file does not show its waiters' pauses.
+            None if self.plan().store == Store::File => {
+                let Ok(lock) = LockName::new(lock) else { return Duration::ZERO };
+                let waiters = self.locker.inspect(&lock).await.map_or(0, |status| status.waiters.len());
+                vec![LONGEST_POLL.as_millis() as u64; waiters]
+            }
             None => {
                 let line = self.world.register.inner.read(&format!("{lock}.line")).await;
                 let Ok(Some(line)) = line else { return Duration::ZERO };

@@ -410,8 +410,12 @@ impl Renewer {
                 if !expired || self.state.loss(&self.lock).is_none() {
                     self.state.lose(loss);
                 }
-                // A command that arrived in the meantime is dropped here, which reports the loss to its guard.
-                return Some(if expired { Over::Lost } else { Over::Gone });
+                return Some(match command {
+                    // If a command was dropped here, its guard learns of the loss from that.
+                    _ if !expired => Over::Gone,
+                    Some(command) => Over::Command(command),
+                    None => Over::Lost,
+                });
             }
             Some(Err(error)) => {
                 tracing::debug!(lock = %self.grant.name, %error, "the lease was not renewed");

@@ -147,6 +147,25 @@ async fn fault_16_a_response_after_a_suspend_past_the_lease_is_a_loss() {
     assert!(matches!(renewal, Ok(leasehold::lease::Renewal::Lost(_))), "{renewal:?}");
 }
 
+/// The release waits for the renewal. The renewal's response shows that the lease is over.
+#[tokio::test(start_paused = true)]
+async fn fault_16_a_release_behind_a_renewal_that_came_too_late_frees_the_lock() {
+    let world = World::new();
+    let client = world.observer(1);
+    let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
+    client.network.reset_counts();
+    client.network.next_write(Outcome::AnswerStalled);
+    let renewal = tokio::spawn(guard.renew());
+    client.network.sent(1).await;
+    let release = tokio::spawn(guard.release());
+    tokio::task::yield_now().await;
+    client.clock.suspend(TTL);
+    client.network.deliver().await;
+    assert!(renewal.await.unwrap().is_err());
+    assert_eq!(release.await.unwrap().unwrap(), Released::AlreadyLost);
+    assert!(client.is_free().await);
+}
+
 #[tokio::test(start_paused = true)]
 async fn fault_34_a_loss_names_credentials_withdrawn_while_held() {
     let world = World::new();
