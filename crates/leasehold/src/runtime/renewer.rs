@@ -187,6 +187,8 @@ enum Over {
     /// The deadline passed. Or the lease has not ended, but the hold is lost: it reached its limit, or another lock was lost
     /// that belongs to it.
     Lost,
+    /// The deadline passed after the guard had ended, so no command will follow.
+    Lapsed,
     /// The store reported the loss of the grant.
     Gone,
 }
@@ -233,6 +235,7 @@ impl Renewer {
                     None => self.free_lapsed().await,
                 }
             }
+            Over::Lapsed => self.free_lapsed().await,
             Over::Gone => {}
         }
         // The store may have reported the loss after the guard had ended.
@@ -410,10 +413,10 @@ impl Renewer {
                 if !expired || self.state.loss(&self.lock).is_none() {
                     self.state.lose(loss);
                 }
+                // A command that arrived in the meantime is dropped here, which reports the loss to its guard.
                 return Some(match command {
-                    // If a command was dropped here, its guard learns of the loss from that.
                     _ if !expired => Over::Gone,
-                    Some(command) => Over::Command(command),
+                    Some(_) => Over::Lapsed,
                     None => Over::Lost,
                 });
             }

@@ -153,6 +153,7 @@ async fn fault_16_a_release_behind_a_renewal_that_came_too_late_frees_the_lock()
     let world = World::new();
     let client = world.observer(1);
     let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
+    client.env.sleep(SECOND).await;
     client.network.reset_counts();
     client.network.next_write(Outcome::AnswerStalled);
     let renewal = tokio::spawn(guard.renew());
