@@ -37,7 +37,8 @@ impl RegisterLeases {
             let Some(Observation { record, version, .. }) = observation else {
                 return Ok(if unknown && found.is_none() { Swept::Deleted } else { Swept::Kept });
             };
-            if free_for(&record, self.store_time()).is_none_or(|free| free < older_than) {
+            let exact = self.claims_in_turn();
+            if free_for(&record, self.store_time(), exact).is_none_or(|free| free < older_than) {
                 return Ok(Swept::Kept);
             }
             if dry_run {
@@ -81,8 +82,9 @@ impl RegisterLeases {
 }
 
 /// Returns how long the lock has certainly been free by the store's clock. Returns `None` if it is not free, or if this
-/// is unknown.
-fn free_for(record: &Record, store: Option<StoreTime>) -> Option<Duration> {
+/// is unknown. The next record's token comes from that clock, and must be higher than this token. If the clock is `exact`,
+/// the store itself takes the token from it.
+fn free_for(record: &Record, store: Option<StoreTime>, exact: bool) -> Option<Duration> {
     let cooldown_ms = match record.state {
         RecordState::Held => return None,
         RecordState::Free => 0,
@@ -90,8 +92,7 @@ fn free_for(record: &Record, store: Option<StoreTime>) -> Option<Duration> {
     };
     let free_from_us = record.renewed_at_us?.saturating_add(cooldown_ms.saturating_mul(1_000));
     let store = store?;
-    // The next record's token is the store's time, which must be higher than this token.
-    if rules::is_recent(record.token, store) {
+    if record.token.get() >= store.lo_us || !exact && rules::is_recent(record.token, store) {
         return None;
     }
     store.lo_us.checked_sub(free_from_us).map(Duration::from_micros)
@@ -160,7 +161,8 @@ mod tests {
     #[test]
     fn age_counts_from_the_release_or_the_end_of_a_cooldown() {
         let now = 2_000_000_000_000_000;
-        let free_for = |record: &Record, now| free_for(record, Some(StoreTime::between(now, u64::MAX)));
+        let free_for =
+            |record: &Record, now| free_for(record, Some(StoreTime::between(now, u64::MAX)), false);
         let mut record = golden_record("1-free.json");
         record.renewed_at_us = Some(now - 5_000_000);
         assert_eq!(free_for(&record, now), Some(Duration::from_secs(5)));
@@ -171,7 +173,7 @@ mod tests {
         record.cooldown_ms = Some(6_000);
         assert_eq!(free_for(&record, now), None);
         record.state = RecordState::Free;
-        assert_eq!(super::free_for(&record, None), None, "without a clock");
+        assert_eq!(super::free_for(&record, None, false), None, "without a clock");
         let written = Record { renewed_at_us: None, ..record.clone() };
         assert_eq!(free_for(&written, now), None, "written by a client that does not say when");
         record.state = RecordState::Held;
@@ -183,9 +185,15 @@ mod tests {
     fn a_record_with_a_recent_token_is_not_swept() {
         let store = StoreTime::exactly(9_000_000);
         let mut record = Record { renewed_at_us: Some(0), ..golden_record("1-free.json") };
-        for (token, free) in [(5_999_999, true), (6_000_000, false), (10_000_000, false)] {
+        for (token, exact, free) in [
+            (5_999_999, false, true),
+            (6_000_000, false, false),
+            (10_000_000, false, false),
+            (8_999_999, true, true),
+            (9_000_000, true, false),
+        ] {
             record.token = Token::new(token).unwrap();
-            assert_eq!(free_for(&record, Some(store)).is_some(), free, "{token}");
+            assert_eq!(free_for(&record, Some(store), exact).is_some(), free, "{token} {exact}");
         }
     }
 }
