@@ -3,8 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use leasehold::clock::{Clock, SystemClock};
-use leasehold::{LockName, Locker, Swept};
+use leasehold::Locker;
 use tokio::process::Command;
 
 /// Creates a certificate authority in `folder` (`ca.pem`), and a certificate from it for each of `subjects`: its name,
@@ -37,12 +36,4 @@ pub(crate) async fn refused(url: &str) -> leasehold::Error {
     let locker = Locker::open(url).await.unwrap();
     let lock = locker.lock("lock").store_timeout(Duration::from_secs(30));
     lock.try_acquire().await.unwrap_err()
-}
-
-/// Sweeps a lock that is free. Its record is deleted only once the store's clock is certainly past its token.
-pub(crate) async fn swept(locker: &Locker, name: &LockName) -> leasehold::Result<()> {
-    while locker.sweep(name, Duration::ZERO, false).await? == Swept::Kept {
-        SystemClock.sleep(Duration::from_millis(100)).await;
-    }
-    Ok(())
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::doctor::{CheckStatus, Examination};
-use leasehold::{ErrorKind, Locker};
+use leasehold::{ErrorKind, Locker, Swept};
 use leasehold_testkit::launch::{free_port, program};
 use leasehold_testkit::process::within;
 use leasehold_testkit::servers::with_option;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
-use crate::access::{self, assert_granted, make_certificates, swept};
+use crate::access::{self, assert_granted, make_certificates};
 
 /// The least permissions, as the doctor lists them, with the keys of these tests.
 const LEAST: &str = "user deploy on >p@ss/word ~locks/* &locks/* +evalsha +script|load +info +time \
@@ -102,7 +102,7 @@ async fn a_user_with_the_least_permissions_can_do_everything() {
     let name = guard.name().clone();
     guard.release().await.unwrap();
     waiting.await.unwrap();
-    within("a sweep", swept(&locker, &name)).await.unwrap();
+    assert_eq!(locker.sweep(&name, Duration::ZERO, false).await.unwrap(), Swept::Deleted);
     let guard = locker.lock("a/c").acquire().await.unwrap();
     locker.evict(guard.name(), guard.token().unwrap()).await.unwrap();
     let report = locker.examine(&Examination::default()).await;
@@ -144,7 +144,7 @@ async fn each_permission_that_the_doctor_lists_is_needed() {
             guard.release().await?;
             let _: leasehold::Released = waiting.await.unwrap()?;
             futures_util::TryStreamExt::try_collect::<Vec<_>>(locker.list("")).await?;
-            swept(&locker, &name).await?;
+            assert_eq!(locker.sweep(&name, Duration::ZERO, false).await?, Swept::Deleted);
             let strict = url.replace("failover_grace=0s", "failover_grace=60s");
             Locker::open(&strict).await?.lock("lock").try_acquire().await?.release().await?;
             Ok::<_, leasehold::Error>(())

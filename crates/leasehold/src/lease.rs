@@ -380,7 +380,7 @@ pub enum Swept {
     /// The record was deleted, or with `dry_run` would be.
     Deleted,
     /// The record was kept, or there is none: the lock is held, is in a cooldown, has not been free for long enough by
-    /// the store's clock, or was granted within its last four seconds (except on PostgreSQL and Redis).
+    /// the store's clock, or was granted less than about four seconds ago (except on PostgreSQL and Redis).
     Kept,
 }
 

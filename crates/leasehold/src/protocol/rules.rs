@@ -524,9 +524,10 @@ pub(super) fn first_token(store: StoreTime, attempts: &[Attempt]) -> u64 {
     creates.map(|attempt| attempt.token.get() + 1).fold(store.lo_us, u64::max)
 }
 
-/// Returns whether the token of a new record may not be above `token`.
-pub(super) fn is_recent(token: Token, store: StoreTime) -> bool {
-    since_us(store.lo_us, token.get()) <= INEXACT
+/// Returns whether the token of a new record may not be above `token`. With `exact`, the store itself takes the tokens of
+/// new records from its clock.
+pub(super) fn is_recent(token: Token, store: StoreTime, exact: bool) -> bool {
+    since_us(store.lo_us, token.get()) <= if exact { Duration::ZERO } else { INEXACT }
 }
 
 /// Returns whether `token`, which a create took from the store's clock, may be lower than a token that was granted more

@@ -149,7 +149,7 @@ async fn fault_16_a_response_after_a_suspend_past_the_lease_is_a_loss() {
 
 /// The release waits for the renewal. The renewal's response shows that the lease is over.
 #[tokio::test(start_paused = true)]
-async fn fault_16_a_release_behind_a_renewal_that_came_too_late_frees_the_lock() {
+async fn fault_16_a_release_behind_a_late_renewal_frees_the_lock() {
     let world = World::new();
     let client = world.observer(1);
     let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();

@@ -37,6 +37,7 @@ impl RegisterLeases {
             let Some(Observation { record, version, .. }) = observation else {
                 return Ok(if unknown && found.is_none() { Swept::Deleted } else { Swept::Kept });
             };
+            // A store that keeps the line also takes the tokens from its clock.
             let exact = self.claims_in_turn();
             if free_for(&record, self.store_time(), exact).is_none_or(|free| free < older_than) {
                 return Ok(Swept::Kept);
@@ -82,8 +83,7 @@ impl RegisterLeases {
 }
 
 /// Returns how long the lock has certainly been free by the store's clock. Returns `None` if it is not free, or if this
-/// is unknown. The next record's token comes from that clock, and must be higher than this token. If the clock is `exact`,
-/// the store itself takes the token from it.
+/// is unknown. `exact`: see [`rules::is_recent`].
 fn free_for(record: &Record, store: Option<StoreTime>, exact: bool) -> Option<Duration> {
     let cooldown_ms = match record.state {
         RecordState::Held => return None,
@@ -92,7 +92,7 @@ fn free_for(record: &Record, store: Option<StoreTime>, exact: bool) -> Option<Du
     };
     let free_from_us = record.renewed_at_us?.saturating_add(cooldown_ms.saturating_mul(1_000));
     let store = store?;
-    if record.token.get() >= store.lo_us || !exact && rules::is_recent(record.token, store) {
+    if rules::is_recent(record.token, store, exact) {
         return None;
     }
     store.lo_us.checked_sub(free_from_us).map(Duration::from_micros)
