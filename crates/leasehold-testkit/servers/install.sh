@@ -45,15 +45,20 @@ one_at_a_time() {
 install_all() {
     need_packages && new_enough_go || return 1
     printf 'servers are kept in %s; the first installation takes some minutes\n' "$CACHE"
-    local program installs=(
-        "install_python $MOTO moto[server]" "install_python $GCP_STORAGE_EMULATOR" "install_python $AWS_CLI" install_java
-        install_go_peers install_client_go_peer install_s3s_fs "install_python_peer redis $REDIS_PY" "install_python_peer azure $STORAGE_BLOB_PY" install_node_peer install_azurite
-        install_kube_apiserver install_kubectl install_opentofu "install_unpacked nginx prometheus" install_guide_python install_guide_node
-    )
-    for program in "${GO_PROGRAMS[@]}"; do
-        installs+=("install_go_program $program")
+    together "install_python $MOTO moto[server]" "install_python $GCP_STORAGE_EMULATOR" "install_python $AWS_CLI" \
+        install_java install_all_go install_s3s_fs "install_python_peer redis $REDIS_PY" \
+        "install_python_peer azure $STORAGE_BLOB_PY" install_node_peer install_azurite \
+        "install_unpacked nginx prometheus" install_guide_python install_guide_node
+}
+
+# Builds one program after another, because each build uses all processors and the packages that earlier ones have built.
+install_all_go() {
+    local program failed=0
+    for program in kube_apiserver kubectl client_go_peer opentofu go_peers "${GO_PROGRAMS[@]/#/go_program }"; do
+        # shellcheck disable=SC2086 # as in `together`
+        install_$program || failed=1
     done
-    together "${installs[@]}"
+    return "$failed"
 }
 
 install_all_benchmark_peers() {

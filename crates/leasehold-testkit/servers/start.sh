@@ -162,13 +162,17 @@ start_dynamodb_racy() {
     export LEASEHOLD_TEST_BAD_DYNAMODB_RACY="dynamodb://$STORE?$(endpoint "$port")&region=us-east-1"
 }
 
+# The leases have an Azurite of their own: under load, it stops responding for as long as a request may take.
 start_azurite() {
-    local port
-    port=$(free_port) || return 1
-    start azurite "$port" make_container env NODE_OPTIONS="--require \"$PWD/$SERVER_FILES/azurite/no_collection.js\"" \
-        "$(azurite)" --blobHost 127.0.0.1 --blobPort "$port" --inMemoryPersistence \
-        --silent --disableTelemetry || return 1
-    export LEASEHOLD_TEST_AZURE="azblob://devstoreaccount1/$STORE/tests?$(endpoint "$port")"
+    local port store
+    for store in AZURE AZURE_LEASE; do
+        port=$(free_port) || return 1
+        start "azurite-${store,,}" "$port" make_container \
+            env NODE_OPTIONS="--require \"$PWD/$SERVER_FILES/azurite/no_collection.js\"" \
+            "$(azurite)" --blobHost 127.0.0.1 --blobPort "$port" --inMemoryPersistence \
+            --silent --disableTelemetry || return 1
+        export "LEASEHOLD_TEST_$store=azblob://devstoreaccount1/$STORE/tests?$(endpoint "$port")"
+    done
 }
 
 # Does not wait for the disk: etcd gives up a request after 7 s, and a busy disk can take longer.

@@ -133,33 +133,31 @@ pub struct Case {
 }
 
 macro_rules! cases {
-    ($($suite:ident { $($case:ident)* })*) => {
+    (store { $($store:ident)* } rules { $($rule:ident)* } library { $($library:ident)* }) => {
         /// All cases, for other test runners; [`conformance!`](crate::conformance!) generates a test for each.
-        pub const CASES: &[Case] =
-            &[$($(Case { name: stringify!($case), run: |harness| Box::pin($case(harness)) }),*),*];
+        pub const CASES: &[Case] = &[
+            $(Case { name: stringify!($store), run: |harness| Box::pin($store(harness)) },)*
+            $(Case { name: stringify!($rule), run: |harness| Box::pin($rule(harness)) },)*
+            $(Case { name: stringify!($library), run: |harness| Box::pin($library(harness)) },)*
+        ];
 
         /// Generates a module with a test for each case. `$harness` is evaluated for each test and opens its storage.
-        /// The optional third argument, in parentheses, is passed to `#[tokio::test(...)]`. A fourth argument, `store`,
-        /// leaves out the cases of the library.
+        /// The optional third argument, in parentheses, is passed to `#[tokio::test(...)]`. A fourth argument selects
+        /// cases: `store` leaves out those of the rules and of the library, `store rules` only those of the library.
         #[macro_export]
         macro_rules! conformance {
             ($module:ident, $harness:expr) => {
                 $crate::conformance!($module, $harness, ());
             };
             ($module:ident, $harness:expr, $runtime:tt) => {
-                mod $module {
-                    #[allow(unused_imports)]
-                    use super::*;
-                    $($crate::__conformance_tests!($harness, $runtime, $($case)*);)*
-                }
+                $crate::__conformance_tests!($module $harness, $runtime, $($store)* $($rule)* $($library)*);
             };
-            $(($module:ident, $harness:expr, $runtime:tt, $suite) => {
-                mod $module {
-                    #[allow(unused_imports)]
-                    use super::*;
-                    $crate::__conformance_tests!($harness, $runtime, $($case)*);
-                }
-            };)*
+            ($module:ident, $harness:expr, $runtime:tt, store) => {
+                $crate::__conformance_tests!($module $harness, $runtime, $($store)*);
+            };
+            ($module:ident, $harness:expr, $runtime:tt, store rules) => {
+                $crate::__conformance_tests!($module $harness, $runtime, $($store)* $($rule)*);
+            };
         }
     };
 }
@@ -171,24 +169,16 @@ cases! {
         a_second_claimant_sees_the_holder
         locks_of_different_names_are_independent
         one_claim_tried_twice_is_granted_to_itself
-        a_grant_is_for_at_most_its_ttl
         tokens_rise_from_grant_to_grant
         tokens_rise_when_a_lease_lapses
-        tokens_rise_when_a_grant_is_evicted
         tokens_rise_when_the_record_is_deleted_by_hand
         a_lapsed_lease_is_taken_over_and_not_before
-        a_lock_delay_lengthens_a_lapse_and_not_a_release
         renewal_keeps_a_lease_beyond_its_first_deadline
-        renewal_after_a_takeover_is_lost
-        renewal_after_an_eviction_is_lost
         renewal_after_the_record_was_deleted_is_lost
         release_frees_at_once
-        a_second_release_changes_nothing
-        release_after_a_takeover_does_not_free_the_successor
         release_after_the_record_was_deleted_is_already_lost
         a_cooldown_keeps_the_lock_from_being_granted_early
         eviction_frees_at_once
-        eviction_with_another_token_changes_nothing
         inspection_shows_free_held_and_history
         inspection_shows_a_lapsed_lease_and_not_too_early
         history_shows_how_grants_ended
@@ -206,9 +196,20 @@ cases! {
         one_of_many_racing_takeovers_succeeds
         a_counter_under_the_lock_is_exact_and_tokens_rise_with_it
         a_ticket_renews_and_releases
+        a_reader_of_the_store_cannot_release
+    }
+    // What follows from the rules that decide about a lease. On a store with records, the protocol decides.
+    rules {
+        a_grant_is_for_at_most_its_ttl
+        tokens_rise_when_a_grant_is_evicted
+        a_lock_delay_lengthens_a_lapse_and_not_a_release
+        renewal_after_a_takeover_is_lost
+        renewal_after_an_eviction_is_lost
+        a_second_release_changes_nothing
+        release_after_a_takeover_does_not_free_the_successor
+        eviction_with_another_token_changes_nothing
         a_ticket_with_another_token_is_invalid
         a_detached_grant_is_a_grant_like_any_other
-        a_reader_of_the_store_cannot_release
         a_repeated_acquisition_has_the_same_hold
         a_repetition_with_a_shorter_ttl_shortens_no_lease
         a_renewal_is_valid_no_longer_than_the_record_shows
@@ -254,12 +255,16 @@ cases! {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __conformance_tests {
-    ($harness:expr, $runtime:tt, $($case:ident)*) => {
-        $(
-            #[tokio::test $runtime]
-            async fn $case() {
-                $crate::conformance::$case(&$harness).await;
-            }
-        )*
+    ($module:ident $harness:expr, $runtime:tt, $($case:ident)*) => {
+        mod $module {
+            #[allow(unused_imports)]
+            use super::*;
+            $(
+                #[tokio::test $runtime]
+                async fn $case() {
+                    $crate::conformance::$case(&$harness).await;
+                }
+            )*
+        }
     };
 }

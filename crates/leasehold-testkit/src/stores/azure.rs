@@ -28,6 +28,7 @@ use crate::test_store::{Bench, Budget, Kind, Storage, TestStore};
 impl Server {
     /// Azurite, Microsoft's emulator of Azure Storage.
     pub const AZURITE: Self = Self { variable: "LEASEHOLD_TEST_AZURE" };
+    const LEASES: Self = Self { variable: "LEASEHOLD_TEST_AZURE_LEASE" };
 }
 
 impl Program {
@@ -75,7 +76,7 @@ impl TestStore for Azure {
 
     fn storages(&self) -> &'static [Storage] {
         const {
-            let leases = Storage::at("azure_lease", Server::AZURITE, Kind::Alone).with("protocol=lease");
+            let leases = Storage::at("azure_lease", Server::LEASES, Kind::Alone).with("protocol=lease");
             &[
                 Storage::at("azure", Server::AZURITE, Kind::Http),
                 leases.with_ttl(Duration::from_secs(15)).with_longest_ttl(Duration::from_secs(60)),
@@ -94,7 +95,7 @@ impl TestStore for Azure {
         // Azure does not delete a blob that is leased, so break the lease first.
         let path = format!("/{ACCOUNT}{}/{name}?comp=lease&{SAS}", parsed(url).path());
         let break_now = "x-ms-lease-action: break\r\nx-ms-lease-break-period: 0\r\n";
-        let broken = http::exchange(&Server::AZURITE.address(), "PUT", &path, break_now, b"").await.unwrap();
+        let broken = http::exchange(&Server::LEASES.address(), "PUT", &path, break_now, b"").await.unwrap();
         assert_eq!(broken.0, 202, "{broken:?}");
         delete_record(&register(url), name.as_str()).await;
     }
