@@ -215,7 +215,7 @@ def test_the_network_policy_protects_the_metrics(tmp_path):
 
 def test_the_memory_is_enough_for_the_connections():
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    page = (DEPLOY.parent / "docs/serve.md").read_text()
+    page = (DEPLOY.parent / "docs/serve/limits.md").read_text()
     base, each = map(int, re.search(r"needs at most (\d+) MiB, and (\d+) KiB for each connection", page).groups())
     (limit,) = re.fullmatch(r"(\d+)Mi", values["resources"]["limits"]["memory"]).groups()
     assert base + values["maxConnections"] * each / 1024 <= int(limit)

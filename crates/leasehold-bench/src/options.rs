@@ -30,7 +30,7 @@ pub(crate) struct Options {
     pub(crate) turns: Option<u32>,
     /// The folder for the results.
     pub(crate) out: PathBuf,
-    /// Whether to update docs/performance.md.
+    /// Whether to update docs/performance.md and the pages of the scenarios.
     pub(crate) write: bool,
     /// Whether to measure nothing and only show the existing results.
     pub(crate) report_only: bool,

@@ -1,4 +1,4 @@
-//! Shows results to people: tables, plots, and docs/performance.md.
+//! Shows results to people: tables, plots, and the pages in docs.
 
 pub(crate) mod chart;
 pub(crate) mod document;

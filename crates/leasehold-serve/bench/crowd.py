@@ -27,7 +27,7 @@ import uuid
 PRINCIPALS = 64
 WAITERS_OF_A_LOCK = 500
 
-# The limit that docs/serve.md states: five per second, for any number of viewers.
+# The limit that docs/serve/limits.md states: five per second, for any number of viewers.
 MAX_STORE_REQUESTS_PER_MINUTE = 300
 
 

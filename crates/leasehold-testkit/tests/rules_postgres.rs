@@ -1,4 +1,4 @@
-//! The rules of PostgreSQL leases. Each test fails without its rule. `docs/stores/postgres.md` has the argument.
+//! The rules of PostgreSQL leases. Each test fails without its rule. `docs/stores/postgres-safety.md` has the argument.
 
 mod connections;
 mod durability;

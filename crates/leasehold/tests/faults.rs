@@ -1,4 +1,4 @@
-//! The faults of `docs/evidence.md`, by their numbers, except those that are tested under a rule of the protocol. The
+//! The faults of `docs/evidence/faults.md`, by their numbers, except those that are tested under a rule of the protocol. The
 //! faults of guards are in `guard/faults.rs`.
 
 use std::collections::HashMap;

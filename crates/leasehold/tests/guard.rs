@@ -1,4 +1,4 @@
-//! Guards: losses, release, drop, queues, tickets. Faults are numbered as in `docs/evidence.md`.
+//! Guards: losses, release, drop, queues, tickets. Faults are numbered as in `docs/evidence/faults.md`.
 
 mod faults;
 

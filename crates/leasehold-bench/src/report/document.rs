@@ -1,27 +1,42 @@
-//! Updates docs/performance.md: the text between its markers is generated from the results, and the rest is written by
-//! hand.
+//! Updates docs/performance.md and the page of each scenario: the text between their markers is generated from the
+//! results, and the rest is written by hand.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::targets::judge;
 use super::{blocks, chart, settings, table};
 use crate::results::{Results, write};
 use crate::scenario::Scenario;
 
+/// The page with the targets.
 pub(crate) const DOCUMENT: &str = "docs/performance.md";
-/// The plots, and the results from which everything is generated.
+/// The pages of the scenarios, their plots, and the results from which everything is generated.
 pub(crate) const FOLDER: &str = "docs/performance";
 
-/// Updates the document and its plots.
+/// Updates the pages and their plots.
 pub(crate) fn update(results: &Results) -> Result<(), String> {
-    let text = fs::read_to_string(DOCUMENT).map_err(|error| format!("{DOCUMENT}: {error}"))?;
-    let mut text = replaced(&text, "targets", &targets(results))?;
-    for scenario in Scenario::ALL {
-        text = replaced(&text, scenario.name(), &section(results, *scenario))?;
+    for (page, text) in pages(results, Path::new(""))? {
+        write(&page, &text)?;
     }
-    plots(results, Path::new(FOLDER))?;
-    write(Path::new(DOCUMENT), &text)
+    plots(results, Path::new(FOLDER))
+}
+
+/// Returns the pages below `root`, with the text that is generated from `results`.
+fn pages(results: &Results, root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
+    let sections = Scenario::ALL.iter().map(|scenario| {
+        let page = Path::new(FOLDER).join(format!("{}.md", scenario.name()));
+        (page, scenario.name(), section(results, *scenario))
+    });
+    let targets = (PathBuf::from(DOCUMENT), "targets", targets(results));
+    let updated = sections.chain([targets]).map(|(page, name, content)| {
+        let page = root.join(page);
+        let in_page = |error: String| format!("{}: {error}", page.display());
+        let text = fs::read_to_string(&page).map_err(|error| in_page(error.to_string()))?;
+        let text = replaced(&text, name, &content).map_err(in_page)?;
+        Ok((page, text))
+    });
+    updated.collect()
 }
 
 /// Plots the results.
@@ -60,15 +75,20 @@ fn section(results: &Results, scenario: Scenario) -> String {
     if blocks.is_empty() {
         return "Not measured yet.\n".to_owned();
     }
-    let mut text = format!("![{}](performance/{}.svg)\n", scenario.title(), scenario.name());
+    let mut text = format!("![{}]({}.svg)\n", scenario.title(), scenario.name());
+    let mut above: Vec<String> = Vec::new();
     for block in &blocks {
         // Name the scenario, because fairness uses the runs of two others.
         let run = Scenario::named(&block.scenario).filter(|run| *run != scenario);
-        if let Some(run) = run {
-            text.push_str(&format!("\n{}:\n", run.title()));
+        let mut heading: Vec<_> = run.map(|run| run.title().to_owned()).into_iter().collect();
+        heading.extend([format!("`{}` on {}", block.command, block.date), settings(block)]);
+        // What is the same as above the previous table is not repeated.
+        let same = heading.iter().zip(&above).take_while(|(line, above)| line == above).count();
+        for line in &heading[same..] {
+            text.push_str(&format!("\n{line}\n"));
         }
         text.push_str(&format!("\n{}", table(block, scenario).markdown()));
-        text.push_str(&format!("\n`{}` on {}; {}\n", block.command, block.date, settings(block)));
+        above = heading;
     }
     text
 }
@@ -80,8 +100,8 @@ fn replaced(text: &str, name: &str, content: &str) -> Result<String, String> {
         let (_, after) = rest.split_once(&end)?;
         Some((before, after))
     });
-    let (before, after) = parts
-        .ok_or_else(|| format!("{DOCUMENT} has no place for `{name}`: no line `{}`", begin.trim_end()))?;
+    let (before, after) =
+        parts.ok_or_else(|| format!("there is no place for `{name}`: no line `{}`", begin.trim_end()))?;
     Ok(format!("{before}{begin}{content}{end}{after}"))
 }
 
@@ -102,11 +122,12 @@ mod tests {
     }
 
     #[test]
-    fn the_document_has_markers_for_every_section() {
-        let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(DOCUMENT);
-        let text = fs::read_to_string(document).unwrap();
-        for name in Scenario::ALL.iter().map(|scenario| scenario.name()).chain(["targets"]) {
-            replaced(&text, name, "").unwrap();
+    fn the_pages_show_the_results() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let results = Results::load(&root.join(FOLDER).join("results.json")).unwrap();
+        for (page, text) in pages(&results, &root).unwrap() {
+            let outdated = fs::read_to_string(&page).unwrap() != text;
+            assert!(!outdated, "{}: run ./bench report --write", page.display());
         }
     }
 
@@ -126,7 +147,7 @@ mod tests {
             "{section}"
         );
         assert!(section.contains("| peer | 50 | 2 |") && section.contains("5 ms away"), "{section}");
-        assert!(section.contains("`./bench` on 2026-01-02"), "{section}");
+        assert_eq!(section.matches("`./bench` on 2026-01-02\n").count(), 1, "{section}");
         assert!(
             targets(&results).contains("| a | SQLite (a file) | locks/s: 1.5 times the best peer"),
             "{}",

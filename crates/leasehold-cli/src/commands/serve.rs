@@ -155,7 +155,7 @@ fn read_access(file: &Path) -> Result<Access, Failure> {
     let text = std::fs::read_to_string(file).map_err(|error| unreadable("--access", file, &error))?;
     Access::parse(&text).map_err(|error| {
         Failure::usage(format!("the access file {}: {error}", file.display()))
-            .with_help("docs/serve.md has an example")
+            .with_help("docs/serve/access.md has an example")
     })
 }
 

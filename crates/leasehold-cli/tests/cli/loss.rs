@@ -1,4 +1,4 @@
-//! Loss of the lock while the command runs (faults 10, 11, 15 and 37 in docs/evidence.md).
+//! Loss of the lock while the command runs (faults 10, 11, 15 and 37 in docs/evidence/faults.md).
 
 use std::process::Stdio;
 

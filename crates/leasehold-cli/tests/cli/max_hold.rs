@@ -1,4 +1,4 @@
-//! `--max-hold`: a command that hangs loses its lock (fault 75 in docs/evidence.md).
+//! `--max-hold`: a command that hangs loses its lock (fault 75 in docs/evidence/faults.md).
 
 use serde_json::Value;
 

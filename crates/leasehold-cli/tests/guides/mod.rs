@@ -98,7 +98,7 @@ fn tested() -> impl Iterator<Item = &'static str> {
 fn serve() {
     let text = fs::read_to_string(root().join("docs/serve.md")).unwrap();
     let (_, session) = text.split_once("## A session").unwrap();
-    let (session, _) = session.split_once("## What a client must do").unwrap();
+    let (session, _) = session.split_once("\n## ").unwrap();
     runner::follow(session).unwrap_or_else(|error| panic!("docs/serve.md: {error}"));
 }
 

@@ -1,7 +1,7 @@
 //! Amazon DynamoDB: one item for each lock, in the format of AWS's own lock client, so that the locks of both clients
 //! exclude each other.
 //!
-//! `docs/stores/dynamodb.md` has the layout, the permissions and the limits.
+//! `docs/stores/dynamodb.md` has the permissions and the limits, `dynamodb-safety.md` the layout.
 
 mod cells;
 mod config;

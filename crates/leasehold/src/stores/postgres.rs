@@ -1,7 +1,8 @@
 //! PostgreSQL: one table with a row per lock. A statement writes a record if it has the expected version. ShedLock uses
 //! the same rows.
 //!
-//! `docs/stores/postgres.md` describes the layout, the permissions and the limits, and explains why this is safe.
+//! `docs/stores/postgres.md` describes the permissions and the limits, `postgres-safety.md` the layout and why this is
+//! safe.
 
 mod config;
 mod connect;

@@ -1,6 +1,6 @@
 //! Amazon S3 and compatible stores: a register of objects, with conditional writes by `If-None-Match` and `If-Match`.
 //!
-//! `docs/stores/s3.md` has the layout, the permissions and the limits.
+//! `docs/stores/s3.md` has the permissions and the limits, `s3-safety.md` the layout.
 
 mod addresses;
 mod bodies;

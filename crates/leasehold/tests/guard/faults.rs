@@ -1,4 +1,4 @@
-//! Each test covers one fault of `docs/evidence.md` and has the fault's number in its name.
+//! Each test covers one fault of `docs/evidence/faults.md` and has the fault's number in its name.
 
 use super::*;
 

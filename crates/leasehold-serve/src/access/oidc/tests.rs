@@ -469,8 +469,9 @@ fn a_bad_issuer_is_refused_with_its_reason() {
 
 #[test]
 fn the_access_files_of_the_documentation_are_valid() {
-    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/serve.md")).unwrap();
-    let (_, section) = text.split_once("### OIDC").unwrap();
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/serve/access.md");
+    let text = std::fs::read_to_string(page).unwrap();
+    let (_, section) = text.split_once("\n## OIDC").unwrap();
     let blocks = section.split("```toml").skip(1).map(|block| block.split_once("```").unwrap().0);
     // The file of `ca` exists only in pods.
     let file: String = blocks
