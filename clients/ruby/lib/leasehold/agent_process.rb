@@ -63,8 +63,8 @@ module Leasehold
     # Returns whether no message has arrived that was not read.
     def silent?
       IO.select([@from], nil, nil, 0).nil?
-    rescue IOError
-      false
+    rescue IOError, SystemCallError
+      false # The agent's thread has closed it.
     end
 
     def kill

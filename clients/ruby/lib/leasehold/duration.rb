@@ -17,7 +17,7 @@ module Leasehold
           duration.scan(PART).sum { |number, unit| number.to_i * UNITS.fetch(unit) }
         elsif !duration.nil? && duration.respond_to?(:to_f)
           # Without the rounding, 0.07 s would be 70.00000000000001 ms, and so 71.
-          (duration.to_f * 1_000).then { |value| value.finite? ? value.round(6).ceil : value }
+          (duration.to_f * 1_000).then { |value| value.finite? ? value.round(6).ceil : -1 }
         else
           raise refusal(duration, what)
         end

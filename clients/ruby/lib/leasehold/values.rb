@@ -6,7 +6,7 @@ module Leasehold
   # machines wrote these texts: validate them before use.
   Holder = Struct.new(:name, :host, :pid, :note, :value, :max_hold, keyword_init: true) do
     def self.of(fields)
-      fields && new(
+      fields && Values.object(fields) && new(
         name: fields["name"].to_s, host: fields["host"].to_s, pid: Integer(fields["pid"] || 0), note: fields["note"],
         value: fields["value"], max_hold: Values.seconds(fields["max_hold_ms"])
       ).freeze
@@ -22,6 +22,7 @@ module Leasehold
     keyword_init: true
   ) do
     def self.of(fields)
+      Values.object(fields)
       new(
         holder: Holder.of(fields["holder"]), token: Values.integer(fields["token"]),
         held_for: Values.seconds(fields["held_ms"]), free_for: Values.seconds(fields["free_ms"]),
@@ -132,6 +133,10 @@ module Leasehold
 
   # Reads single values of messages. A value of another type raises TypeError or ArgumentError.
   module Values
+    def self.object(value)
+      value.is_a?(Hash) ? value : raise(TypeError, "not an object of JSON")
+    end
+
     def self.integer(value)
       value && Integer(value)
     end
