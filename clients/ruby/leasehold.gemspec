@@ -13,10 +13,10 @@ Gem::Specification.new do |spec|
   spec.licenses = ["MIT", "Apache-2.0"]
   spec.required_ruby_version = ">= 3.0"
   spec.metadata = { "rubygems_mfa_required" => "true" }
-  spec.files = Dir.chdir(__dir__) { Dir["lib/**/*.rb", "sig/*.rbs", "libexec/*", "README.md"] }
+  spec.files = Dir.chdir(__dir__) { Dir["lib/**/*.rb", "sig/*.rbs", "libexec/*", "README.md", "LICENSE-*", "THIRD-PARTY.txt"] }
   # The gem for a platform contains the command (packaging/ruby.sh).
   if spec.files.include?("libexec/leasehold")
     local = Gem::Platform.local
-    spec.platform = Gem::Platform.new([local.cpu, local.os, nil])
+    spec.platform = Gem::Platform.new([local.cpu, local.os, nil]) # Without the version of the system.
   end
 end

@@ -260,7 +260,10 @@ class TestLocks < LeaseholdTest
       assert_match(/\Attl /, assert_raises(ArgumentError) { Leasehold::Duration.milliseconds(bad, "ttl") }.message)
     end
     assert_match(/ttl/, assert_raises(StoreError) { locker.lock("x", ttl: 0.1) }.message)
-    assert_raises(ArgumentError) { locker.lock("x", tll: 5) }
+  end
+
+  def test_an_unknown_setting_is_refused
+    assert_match(/tll/, assert_raises(ArgumentError) { locker.lock("x", tll: 5) }.message)
   end
 
   def test_other_operations

@@ -4,6 +4,7 @@ require_relative "call"
 require_relative "clock"
 require_relative "duration"
 require_relative "errors"
+require_relative "log"
 
 module Leasehold
   # A lock that is held. The agent renews it until it is released.

@@ -3,6 +3,7 @@
 require_relative "call"
 require_relative "guard"
 require_relative "nested"
+require_relative "settings"
 require_relative "values"
 
 module Leasehold
