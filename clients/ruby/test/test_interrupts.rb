@@ -170,9 +170,18 @@ class TestInterrupts < LeaseholdTest
     assert_free("z")
   end
 
+  SLEEPS = <<~RUBY
+    trap("INT", "DEFAULT") # A program in the background of a shell ignores it.
+    Leasehold::Locker.new(ARGV[0]).lock("x", ttl: "1h") do
+      puts "held"
+      $stdout.flush
+      sleep
+    end
+  RUBY
+
   def test_a_signal_that_ends_the_program_releases
     { TERM: 15, INT: 2 }.each do |name, number|
-      host = program('Leasehold::Locker.new(ARGV[0]).lock("x", ttl: "1h") { puts "held"; $stdout.flush; sleep }', url)
+      host = program(SLEEPS, url)
       assert_equal "held", host.line
       host.signal(name)
       assert_equal number, host.wait.termsig

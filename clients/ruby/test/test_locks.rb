@@ -256,7 +256,7 @@ class TestLocks < LeaseholdTest
       Struct.new(:to_f).new(2.0) => 2_000, 0 => 0 }.each do |given, expected|
       assert_equal expected, Leasehold::Duration.milliseconds(given, "ttl")
     end
-    ["30", "", "1x", nil, :x, [], -1, Float::NAN, Float::INFINITY, "400d", 1e300].each do |bad|
+    ["30", "", "1x", nil, false, :x, [], -1, Float::NAN, Float::INFINITY, "400d", 1e300].each do |bad|
       assert_match(/\Attl /, assert_raises(ArgumentError) { Leasehold::Duration.milliseconds(bad, "ttl") }.message)
     end
     assert_match(/ttl/, assert_raises(StoreError) { locker.lock("x", ttl: 0.1) }.message)

@@ -200,6 +200,34 @@ class TestLoss < LeaseholdTest
     await("the end of the agent") { !alive?(child) }
   end
 
+  # At the end of the program, threads still acquire locks, also in their `ensure`.
+  def test_an_exit_with_busy_threads_ends
+    code = <<~RUBY
+      locker = Leasehold::Locker.new(ARGV[0])
+      at_exit { locker.lock("x") { puts "at exit" } }
+      Leasehold.logger = Class.new { def warn(_) = nil }.new
+      4.times do |n|
+        Thread.new do
+          Thread.current.report_on_exception = false
+          begin
+            loop do
+              locker.lock("x", &:check!)
+            rescue Leasehold::Error
+              # The agent has ended.
+            end
+          ensure
+            locker.lock("y\#{n}", &:check!)
+          end
+        end
+      end
+      sleep 0.3
+    RUBY
+    host = program(code, url)
+    assert_equal "at exit", host.line
+    assert host.wait.success?
+    assert_free
+  end
+
   def test_an_exit_with_a_lock_waits_until_it_is_released
     code = <<~RUBY
       locker = Leasehold::Locker.new(ARGV[0])

@@ -122,7 +122,7 @@ module Leasehold
         flush unless @death
         die(AgentError.new("this process ends"), kill: false)
       end
-      @thread.join(AgentProcess::END_LIMIT)
+      @thread.join(AgentProcess::END_LIMIT + 1)
     end
 
     # Gives up the agent in a forked child, because it is the parent's.
@@ -195,7 +195,8 @@ module Leasehold
       die(AgentError.new("the agent's messages could not be processed"))
       raise
     ensure
-      die(AgentError.new("the agent has ended"))
+      # If this thread was killed, as at the end of the program, the agent releases its locks.
+      die(AgentError.new("the agent has ended"), kill: false)
       bury
     end
 

@@ -9,6 +9,11 @@ module Leasehold
     TEXT = /\A\s*(?:#{PART})+\z/.freeze
     LONGEST_MS = 366 * 86_400_000
 
+    # Like #milliseconds, but nil stays nil.
+    def self.optional(duration, what)
+      duration.nil? ? nil : milliseconds(duration, what)
+    end
+
     # Returns the duration in whole milliseconds, rounded up. `what` names the argument in errors.
     def self.milliseconds(duration, what)
       milliseconds =

@@ -82,7 +82,7 @@ module Leasehold
     # Raises LockLost if the lock was lost, and StoreError if the store has not responded after `timeout`.
     def renew(timeout: nil)
       check!
-      limit = timeout && Duration.milliseconds(timeout, "timeout") / 1_000.0
+      limit = Duration.optional(timeout, "timeout")&.fdiv(1_000)
       begin
         Call.run({ op: "renew", hold: @hold.number }, "renewed", limit: limit, patient: true, agent: @agent)
       rescue LockLost => error
@@ -95,9 +95,9 @@ module Leasehold
     # this time has passed since it was granted.
     def release(cooldown: nil)
       @agent.forbid_forked
-      cooldown_ms = cooldown ? Duration.milliseconds(cooldown, "cooldown") : 0
+      cooldown_ms = Duration.optional(cooldown, "cooldown")
       # The agent refuses a cooldown of zero, which means none.
-      more = cooldown_ms.positive? ? { cooldown_ms: cooldown_ms } : {}
+      more = cooldown_ms&.positive? ? { cooldown_ms: cooldown_ms } : {}
       !@hold.ended? && over("release", "released", more)["was_held"] == true
     rescue AgentError
       raise unless @hold.loss # It was lost with the agent, before the release.

@@ -132,8 +132,7 @@ module Leasehold
 
     # Checks whether the store is safe for locks. Takes seconds, and up to about 1,700 requests to a bucket.
     def doctor(ttl: nil, thorough: false)
-      ttl_ms = ttl && Duration.milliseconds(ttl, "ttl")
-      run("doctor", "report", ttl_ms: ttl_ms, thorough: thorough, limit: nil) { |message| Report.of(message) }
+      run("doctor", "report", ttl_ms: Duration.optional(ttl, "ttl"), thorough: thorough, limit: nil) { |message| Report.of(message) }
     end
 
     # Takes over the lock of a ticket: renews it now and keeps it. Like #lock, with a block or without.

@@ -37,7 +37,7 @@ module Leasehold
 
     # Returns the longest wait. It ends before the invocation with this context, as AWS Lambda passes it to a function.
     def self.wait_ms(wait, context)
-      wait_ms = wait && Duration.milliseconds(wait, "wait")
+      wait_ms = Duration.optional(wait, "wait")
       return wait_ms unless context
 
       [wait_ms, [context.get_remaining_time_in_millis - RESERVED_MS, 0].max].compact.min

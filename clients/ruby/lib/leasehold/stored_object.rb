@@ -30,7 +30,7 @@ module Leasehold
     # was faster. It gets nil if there is no object, and returns nil to leave the object unchanged. Returns whether the
     # object was written.
     def update(fence: nil, attempts: nil, within: nil)
-      limits = { attempts: attempts, within_ms: within && Duration.milliseconds(within, "within") }.compact
+      limits = { attempts: attempts, within_ms: Duration.optional(within, "within") }.compact
       # Has no limit: the agent runs only some updates at a time, and the block may take long.
       call = Call.new({ **request("update", fence), **type, **limits }, limit: nil)
       begin
