@@ -157,6 +157,15 @@ class TestLoss < LeaseholdTest
     assert guard.release
   end
 
+  def test_a_release_that_was_begun_ends_the_hold
+    guard = locker.lock("x")
+    hold = guard.instance_variable_get(:@hold)
+    # The agent's thread does not know of it yet, as after an exception in `release`.
+    agent.instance_variable_get(:@inbox) << -> { agent.send(:release, hold) }
+    assert_equal "over", reason(guard)
+    assert_free
+  end
+
   def test_a_loss_is_final_although_a_renewal_follows
     script({ expect: { op: "acquire" } }, { send: [{ to: "acquire", **GRANT, clocks: { ago_us: 60_000_000 } }] },
            { expect: { op: "release" } }, { send: [{ hold: 1, ev: "renewed", span_us: 29_550_000, clocks: {} }] }, { end: [] })

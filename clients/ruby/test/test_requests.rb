@@ -169,6 +169,24 @@ class TestRequests < LeaseholdTest
     refute_equal first, second
   end
 
+  # The request goes to a second agent. It can be interrupted like any other.
+  def test_a_request_that_crosses_the_end_of_an_idle_agent_can_be_withdrawn
+    other = program('Leasehold::Locker.new(ARGV[0]).lock("x") { puts "held"; $stdout.flush; $stdin.gets }', url)
+    assert_equal "held", other.line
+    first = agent
+    waiting = nil
+    first.send(:post) do
+      await("the request") { first.instance_variable_get(:@inbox).size.positive? }
+      first.send(:retire)
+    end
+    waiting = thread { locker.lock("x", ttl: 3_600) }
+    await("the second agent") { Shared.running && !agent.equal?(first) && agent.instance_variable_get(:@pending).any? }
+    waiting.kill.join
+    await("the withdrawal") { agent.instance_variable_get(:@pending).empty? }
+    other.say("end")
+    assert_free
+  end
+
   def test_a_command_that_cannot_be_used
     { "/none" => /cannot start/, "/bin/true" => /ended instead/, "#{KIT}/README.md" => /cannot start/ }.each do |path, said|
       ENV["LEASEHOLD_COMMAND"] = path

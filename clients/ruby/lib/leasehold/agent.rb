@@ -40,8 +40,8 @@ module Leasehold
       @busy = true
       @used = Clock.monotonic
       @look = Float::INFINITY
-      # A thread inherits the mask of the thread that starts it, which may defer all interrupts.
-      @thread = Thread.new { Thread.handle_interrupt(Object => :immediate) { run } }
+      # A program can kill this thread only while it waits. A request that was begun gets its outcome.
+      @thread = Thread.new { Thread.handle_interrupt(Object => :never) { run } }
       @thread.name = "leasehold-agent"
     end
 
@@ -56,6 +56,11 @@ module Leasehold
 
       raise ForkedError.new("this lock was acquired by another process, before a fork",
                             help: ["acquire it again in this process; a Locker works in both"])
+    end
+
+    # Returns the error of an agent that could not be started.
+    def failure
+      @death.dup if @death && @process.nil?
     end
 
     def alive?
@@ -82,8 +87,10 @@ module Leasehold
     def error_of(hold)
       forbid_forked
       # All messages must be read first: an unread renewal prevents a loss, and the end of the agent is one. The order
-      # matters: what was read before the pipe was found empty is applied when the thread is not busy.
-      settle(hold) unless @process.silent? && !@busy && (hold.over? || hold.left_us(Clock.now).positive?)
+      # matters: what was read before the pipe was found empty is applied when the thread is not busy. The same holds for
+      # the inbox, which may contain the release.
+      current = @process.silent? && @inbox.empty? && !@busy
+      settle(hold) unless current && (hold.over? || hold.left_us(Clock.now).positive?)
       hold.error if hold.over?
     end
 
@@ -202,7 +209,8 @@ module Leasehold
 
     def wait
       writes = @unsent.empty? ? nil : [@process.to]
-      IO.select([@process.from, @bell], writes, nil, pause)
+      limit = pause
+      Thread.handle_interrupt(Object => :immediate) { IO.select([@process.from, @bell], writes, nil, limit) }
     end
 
     def pause
@@ -279,6 +287,8 @@ module Leasehold
     end
 
     def refuse(request)
+      return request.deliver(@death) if @death.equal?(Pending::RETRY) # The caller sends it to another agent.
+
       outcome = @death.dup
       outcome.maybe_applied = true if request.writes? && outcome.is_a?(AgentError)
       request.conclude(outcome)
@@ -291,8 +301,7 @@ module Leasehold
 
     # Sends a request.
     def dispatch(request, body)
-      # Idle agents lose no request: the caller starts another agent.
-      return @death.equal?(Pending::RETRY) ? request.conclude(@death) : refuse(request) if @death
+      return refuse(request) if @death
       return if request.ends && !end_for(request)
 
       if @unsent.bytesize + body.bytesize > MAX_UNSENT && !%w[release cancel].include?(request.op)
@@ -311,10 +320,13 @@ module Leasehold
       left = expire(hold, Clock.now)
       # The agent tries to record a cooldown until the lease ends.
       request.allow([left, 0].max / 1_000_000.0)
-      return true if end_hold(hold)&.end
-
-      request.conclude(request.op == "release" ? { "ev" => "released", "was_held" => false } : hold.error)
-      false
+      held = end_hold(hold)
+      if held
+        hold.end
+      else
+        request.conclude(request.op == "release" ? { "ev" => "released", "was_held" => false } : hold.error)
+      end
+      held
     end
 
     # Returns the hold if it was not over.

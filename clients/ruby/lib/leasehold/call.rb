@@ -49,6 +49,7 @@ module Leasehold
         body = Wire.body(@more ? @fields.merge(@more.call(@agent)) : @fields)
         return self if @agent.submit(@pending, body)
         raise AgentError.new("the agent has ended") if @given
+        raise @agent.failure if @agent.failure
       end
     end
 

@@ -98,7 +98,7 @@ module Leasehold
       cooldown_ms = Duration.optional(cooldown, "cooldown")
       # The agent refuses a cooldown of zero, which means none.
       more = cooldown_ms&.positive? ? { cooldown_ms: cooldown_ms } : {}
-      !@hold.ended? && over("release", "released", more)["was_held"] == true
+      !@hold.over? && over("release", "released", more)["was_held"] == true
     rescue AgentError
       raise unless @hold.loss # It was lost with the agent, before the release.
 
@@ -113,9 +113,12 @@ module Leasehold
 
     # Ends the block that holds the lock. `completed`: it raised no error, so a loss becomes one.
     def leave(completed, cooldown = nil)
-      return if @agent.forked? || (@hold.over? && @hold.loss.nil?) # The lock is the parent's, or was released in the block.
+      return if @agent.forked? # The lock is the parent's.
 
-      check! if completed
+      error = @agent.error_of(@hold)
+      return if error && @hold.loss.nil? # The block has released it.
+      raise error if error && completed
+
       released = release(cooldown: cooldown)
       raise @hold.lost("lock `#{name}` was lost before it was released", "ended") if completed && !released
     rescue StoreError => error
@@ -140,10 +143,7 @@ module Leasehold
     private
 
     def over(op, event, more = {})
-      call = Call.new({ op: op, hold: @hold.number, **more }, agent: @agent, ends: @hold)
-      # From now on, the lock does not count as held, even if an exception interrupts this method.
-      @hold.ending = true
-      call.start.expect(event)
+      Call.new({ op: op, hold: @hold.number, **more }, agent: @agent, ends: @hold).start.expect(event)
     end
   end
 end

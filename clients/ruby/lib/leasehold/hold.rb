@@ -4,14 +4,12 @@ require_relative "clock"
 require_relative "errors"
 
 module Leasehold
-  # A held lock, from the messages that this process has read. Only the agent's thread changes it, except `ending`.
+  # A held lock, from the messages that this process has read. Only the agent's thread changes it.
   class Hold
     # More than the error of a time that was rounded to microseconds.
     ROUNDING_US = 1_000
 
     attr_reader :number, :name, :token, :tokens, :loss, :deadline
-    # Whether a caller has begun to release the lock. From then on, it counts as released.
-    attr_accessor :ending
 
     def initialize(number, name, token, tokens, deadline, limit_us)
       @number = number
@@ -25,16 +23,10 @@ module Leasehold
       @listeners = []
       @loss = nil
       @over = false
-      @ending = false
     end
 
     # Whether the lock is known to be lost or released. Does not read the clocks.
     def over?
-      @over || @ending
-    end
-
-    # Whether the agent's thread has ended it.
-    def ended?
       @over
     end
 
@@ -151,7 +143,7 @@ module Leasehold
 
     # Whether the agent would still have to do something if nobody wanted the request any more.
     def open?
-      @concluded ? !(hold.nil? || hold.ended?) : !agent.nil?
+      @concluded ? !(hold.nil? || hold.over?) : !agent.nil?
     end
   end
 end

@@ -18,11 +18,11 @@ module Leasehold
       handed = completed = failed = false
       begin
         message = first_message(call, if_free)
-        return message && AlreadyRan.of(message) unless message && message["ev"] == "held"
+        return message && Call.read(message) { AlreadyRan.of(message) } unless message && message["ev"] == "held"
 
         guard = Guard.new(call)
         Nested.remember(settings, guard)
-        guard.on_lost(&on_lost) if on_lost && on_lost != :raise
+        guard.on_lost(&on_lost.method(:call)) if on_lost && on_lost != :raise
         return guard.tap { handed = true } unless block
 
         guard.in_block = true

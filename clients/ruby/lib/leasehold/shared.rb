@@ -28,6 +28,8 @@ module Leasehold
           @agent = Agent.new(Command.find)
         end
       end
+    rescue SystemCallError, ThreadError => error
+      raise AgentError.new("cannot start the agent: #{error.message}")
     end
 
     # Ends the agent, which releases all locks, and waits until it has ended.
