@@ -173,11 +173,25 @@ class TypeScript:
                     yield module, home, found
 
 
+class Ruby:
+    REQUIRE = re.compile(r"^\s*require_relative \"([^\"]*)\"", re.MULTILINE)
+
+    def __init__(self, source):
+        self.source = source
+        self.code = {path.relative_to(source).with_suffix("").parts: path for path in sorted(source.rglob("*.rb"))}
+
+    def imports(self):
+        for module, path in self.code.items():
+            for found in self.REQUIRE.findall(path.read_text()):
+                yield module, (path.parent / found).resolve().relative_to(self.source).parts, found
+
+
 def sources():
     for pattern, reader in (
         ("crates/*/src", Crate),
         ("clients/python/src/*/", Python),
         ("clients/typescript/src", TypeScript),
+        ("clients/ruby/lib", Ruby),
     ):
         found = [path for path in sorted(ROOT.glob(pattern)) if path.is_dir() and path.name != "__pycache__"]
         assert found, f"no folder {pattern}"

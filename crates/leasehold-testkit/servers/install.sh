@@ -94,6 +94,7 @@ need_packages() {
         need javac default-jdk-headless && need mvn maven && need jq jq && need sqlite3 sqlite3 &&
         need faketime faketime && need node nodejs && need npm npm && need ruby ruby && need_postgresql &&
         need_pgbouncer && need_redis || return 1
+    ruby -e 'require "minitest"' 2>/dev/null || install_packages ruby-minitest || return 1
     python3 -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
 }
 

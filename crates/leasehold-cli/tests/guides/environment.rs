@@ -185,6 +185,11 @@ fn python_client() -> String {
     root().join("clients/python/src").display().to_string()
 }
 
+/// Returns the folder of the Ruby client. Readers have installed its gem.
+fn ruby_client() -> String {
+    root().join("clients/ruby/lib").display().to_string()
+}
+
 fn unique(name: &str) -> String {
     let random = leasehold::lease::Id::random(&leasehold::random::Random::from_os()).to_string();
     format!("{name}-{}", &random[..8])
@@ -258,6 +263,7 @@ impl Environment {
             .chain(region)
             .chain([
                 ("PYTHONPATH".to_owned(), python_client()),
+                ("RUBYLIB".to_owned(), ruby_client()),
                 ("PYTHONUNBUFFERED".to_owned(), "1".to_owned()),
             ])
             .chain([("PATH".to_owned(), path), ("LANG".to_owned(), "C.UTF-8".to_owned())])

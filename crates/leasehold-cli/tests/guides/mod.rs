@@ -8,7 +8,7 @@
 //! | `text` | expected output of the block before; `...` matches anything |
 //! | `crontab` | the command of each entry is run as cron runs it |
 //! | `yaml` | the commands of a workflow (GitHub Actions, GitLab) are run, each step in a new shell |
-//! | `python FILE`, `js FILE` | written to the file |
+//! | `python FILE`, `ruby FILE`, `js FILE` | written to the file |
 //! | `rust` | run as a documentation test of the library (`crates/leasehold/src/guides.rs`) |
 //!
 //! Any other block is an error. `environment.rs` contains the substitutes for things that readers have and the test

@@ -57,6 +57,7 @@ fn program(kind: &str, text: &str) -> Option<String> {
     let (language, file) = kind.split_once(' ')?;
     let suffix = match language {
         "python" => ".py",
+        "ruby" => ".rb",
         "js" => ".mjs",
         _ => return None,
     };
@@ -144,7 +145,7 @@ pub(crate) fn quoted(text: &str) -> String {
 fn a_program_is_written_to_its_file() {
     let command = program("python a.py", "print(1)\n").unwrap();
     assert_eq!(command, "cat >'a.py' <<'END OF THE FILE'\nprint(1)\nEND OF THE FILE\n");
-    for kind in ["python", "python a.rb", "ruby a.rb", "js a.py"] {
+    for kind in ["python", "python a.rb", "ruby a.py", "js a.py"] {
         assert_eq!(program(kind, ""), None, "{kind}");
     }
 }
