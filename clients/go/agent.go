@@ -44,8 +44,9 @@ type agent struct {
 
 	clocks func() moment // now, except in tests
 
-	death *Error        // nil while the agent is alive
-	ended chan struct{} // closed when the process and the goroutines have ended
+	death  *Error        // nil while the agent is alive
+	killer *time.Timer   // kills an agent that does not exit after its client was closed
+	ended  chan struct{} // closed when the process and the goroutines have ended
 }
 
 // --- end -------------------------------------------------------------------------------------------------------------
@@ -56,9 +57,6 @@ func (a *agent) die(death *Error, reason LossReason) {
 		return
 	}
 	a.death = death
-	if death.Kind != ErrClosed {
-		_ = a.process.Process.Kill()
-	}
 	if a.watch != nil {
 		a.watch.Stop()
 	}
@@ -72,16 +70,22 @@ func (a *agent) die(death *Error, reason LossReason) {
 		c.deliver(outcome{err: &failure})
 	}
 	// The goroutines end. Files are not closed here, because that would wait for the goroutines.
-	past := time.Unix(1, 0)
-	_ = a.stdout.SetReadDeadline(past)
+	now := time.Now()
+	_ = a.stdout.SetReadDeadline(now)
 	if death.Kind == ErrClosed {
-		_ = a.stdin.SetWriteDeadline(time.Now().Add(exitTimeout)) // For releases that were not written yet.
+		// Releases that were not written yet are written.
+		_ = a.stdin.SetWriteDeadline(now.Add(exitTimeout))
+		a.killer = time.AfterFunc(exitTimeout, a.kill)
 	} else {
+		// Before its stdin is closed: the work under a lost lock may still run, so the agent must not release its locks.
+		a.kill()
 		a.unsent = nil
-		_ = a.stdin.SetWriteDeadline(past)
+		_ = a.stdin.SetWriteDeadline(now)
 	}
 	a.wake.Broadcast()
 }
+
+func (a *agent) kill() { _ = a.process.Process.Kill() }
 
 // fail kills the agent.
 func (a *agent) fail(reason string) {
@@ -187,9 +191,10 @@ func (a *agent) bury() {
 	<-a.written
 	_ = a.stdin.Close()
 	_ = a.stdout.Close()
-	late := time.AfterFunc(exitTimeout, func() { _ = a.process.Process.Kill() })
 	_ = a.process.Wait()
-	late.Stop()
+	if a.killer != nil {
+		a.killer.Stop()
+	}
 	close(a.ended)
 }
 

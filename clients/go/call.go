@@ -9,8 +9,8 @@ import (
 )
 
 // answerTimeout is how long an agent may take to respond to a request that does not wait for other holders. This is
-// longer than a store may take. Tests change it.
-var answerTimeout = 2 * time.Minute
+// longer than a store may take.
+const answerTimeout = 2 * time.Minute
 
 // fields are the fields of a request.
 type fields map[string]any

@@ -41,9 +41,10 @@ func (c *call) guard(ctx context.Context, answer message, lock *Lock) (*Guard, e
 	g.ctx = context.WithValue(ending, guardKey{}, g)
 	g.agent.mu.Lock()
 	defer g.agent.mu.Unlock()
-	if g.hold.cancel = cancel; g.hold.over != nil {
-		cancel(g.hold.over)
+	if err := g.agent.check(g.hold); err != nil { // The deadline may have passed before the grant was read.
+		cancel(err)
 	}
+	g.hold.cancel = cancel
 	return g, nil
 }
 
@@ -136,7 +137,7 @@ func (g *Guard) begin(request fields, allowed func() error) (*call, error) {
 }
 
 // Release releases the lock. It returns nil if the lock was held until now, a [*LostError] if it was lost before, and
-// [ErrReleased] if it was released before. The guard is over in any case. If ctx ends before the response, the release
+// [ErrReleased] if it was released before. The guard is over in any case, except after [ErrInvalid]. If ctx ends before the response, the release
 // continues. After an error of the store, the agent retries, or the lease ends.
 func (g *Guard) Release(ctx context.Context) error { return g.release(ctx, 0) }
 
@@ -148,6 +149,9 @@ func (g *Guard) ReleaseWithCooldown(ctx context.Context, cooldown time.Duration)
 
 func (g *Guard) release(ctx context.Context, cooldown time.Duration) error {
 	request := fields{"op": "release"}
+	if cooldown < 0 || cooldown > longestDuration {
+		return outOfRange("the cooldown", cooldown)
+	}
 	if cooldown > 0 {
 		request["cooldown_ms"] = milliseconds(cooldown)
 	}
@@ -221,6 +225,9 @@ func (g *Guard) outlasting(ctx context.Context) (context.Context, context.Cancel
 
 // do calls work under the lock, and releases the lock, with a cooldown if work returned nil.
 func (g *Guard) do(work func(context.Context) error, cooldown time.Duration) error {
+	if err := g.Err(); err != nil {
+		return err
+	}
 	completed := false
 	defer func() {
 		if !completed { // work panicked, or ended its goroutine.

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -90,10 +91,46 @@ func TestACancelledAcquisitionHoldsNothing(t *testing.T) {
 	t.Logf("%d of 200 were granted", granted)
 }
 
+// The context of an acquisition can end after its grant has arrived.
+func TestAGrantThatNobodyReadsIsReleased(t *testing.T) {
+	t.Parallel()
+	url := newURL(t)
+	c := open(t, url)
+	call, err := current(t, c).send(fields{"op": "acquire", "store": url, "lock": "x", "ttl_ms": 3_600_000})
+	must(t, err)
+	waitFor(t, call.arrived)
+	call.abandon()
+	isFree(t, url, "x")
+}
+
+func TestAStartThatIsCancelledLeavesNothing(t *testing.T) {
+	t.Parallel()
+	c := open(t, newURL(t))
+	c.command = filepath.Join(t.TempDir(), "leasehold")
+	must(t, os.WriteFile(c.command, []byte("#!/bin/sh\nexec sleep 600\n"), 0o755))
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	var done sync.WaitGroup
+	for range 2 {
+		done.Add(1)
+		go func() {
+			defer done.Done()
+			_, err := c.Lock("x").Acquire(ctx)
+			expectTimeout(t, err)
+		}()
+	}
+	done.Wait()
+	c.command = filepath.Join(t.TempDir(), "missing")
+	_, err := c.Lock("x").Acquire(within(t))
+	expect(t, err, ErrAgent)
+	c.command = "" // The next request finds the command.
+	release(t, acquire(t, c.Lock("x")))
+}
+
 func expectTimeout(t *testing.T, err error) {
 	t.Helper()
 	if !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatal(err)
+		t.Error(err)
 	}
 }
 
@@ -362,7 +399,9 @@ func TestInvalidRequestsNameTheCause(t *testing.T) {
 		expectText(t, err, text)
 	}
 	expectText(t, c.Object("s3://b/x").Put(ctx, nil, 0), "token is 0")
+	expect(t, guard.ReleaseWithCooldown(ctx, 9_000*time.Hour), ErrInvalid)
 	must(t, guard.Err())
+	release(t, guard)
 }
 
 // The locks are taken by many goroutines of two clients, each with its agent.

@@ -199,6 +199,17 @@ func TestALossThatArrivesWithTheGrant(t *testing.T) {
 	waitFor(t, guard.Lost())
 }
 
+// If this process was stopped before it read the grant, no work begins under it.
+func TestAGrantThatHasPassed(t *testing.T) {
+	t.Parallel()
+	c := scripted(t, wants("acquire"), grant(step{"clocks": step{"ago_us": 60_000_000}}), step{"end": []any{"release"}})
+	err := c.Lock("x").Do(within(t), func(context.Context) error {
+		t.Error("the work began")
+		return nil
+	})
+	expectLoss(t, err, LossExpired)
+}
+
 func TestAStoppedHostKeepsItsLock(t *testing.T) {
 	t.Parallel()
 	h := startHost(t, newURL(t), 2*time.Second)

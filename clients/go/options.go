@@ -33,10 +33,14 @@ func set(field string, value any) Option {
 func setDuration(field, name string, duration time.Duration) Option {
 	return func(s *settings) {
 		if duration < 0 || duration > longestDuration {
-			s.err = failed(ErrInvalid, fmt.Sprintf("%s is %s: choose a duration from 0 to 366 days", name, duration))
+			s.err = outOfRange(name, duration)
 		}
 		s.fields[field+"_ms"] = milliseconds(duration)
 	}
+}
+
+func outOfRange(name string, duration time.Duration) error {
+	return failed(ErrInvalid, fmt.Sprintf("%s is %s: choose a duration from 0 to 366 days", name, duration))
 }
 
 // milliseconds rounds up.
