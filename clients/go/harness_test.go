@@ -25,8 +25,16 @@ const kit = "../conformance"
 // hostVariable makes the test program a host that holds the lock `x`: see [startHost].
 const hostVariable = "LEASEHOLD_TEST_GO_HOST"
 
+// silent in place of the store makes the test program an agent that never responds.
+const silent = "silent"
+
 func TestMain(m *testing.M) {
-	if store := os.Getenv(hostVariable); store != "" {
+	switch store := os.Getenv(hostVariable); store {
+	case "":
+	case silent:
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		return
+	default:
 		beHost(store)
 		return
 	}
@@ -168,9 +176,10 @@ func wants(op string) step { return step{"expect": step{"op": op}} }
 // scripted returns a client of the agent of clients/conformance, which follows the steps of a script.
 func scripted(t *testing.T, steps ...any) *Client {
 	folder := t.TempDir()
-	text, err := os.ReadFile(filepath.Join(kit, "agent.py"))
+	// A copy could not be started while a fork in another goroutine has it open for writing.
+	program, err := filepath.Abs(filepath.Join(kit, "agent.py"))
 	must(t, err)
-	must(t, os.WriteFile(filepath.Join(folder, "agent.py"), text, 0o755))
+	must(t, os.Symlink(program, filepath.Join(folder, "agent.py")))
 	scenarios, err := json.Marshal([]any{step{"name": "scripted", "script": steps}})
 	must(t, err)
 	must(t, os.WriteFile(filepath.Join(folder, "scenarios.json"), scenarios, 0o644))

@@ -130,6 +130,18 @@ func TestAnAgentThatDoesNotRespondIsKilled(t *testing.T) {
 	expectLoss(t, guard.Err(), LossAgent)
 }
 
+// The work under a lost lock may still run, so an agent that is given up must not release its locks.
+func TestAnAgentThatIsGivenUpReleasesNothing(t *testing.T) {
+	t.Parallel()
+	c := open(t, newURL(t))
+	guard := acquire(t, c.Lock("x", TTL(time.Hour)))
+	guard.agent.fail("a test")
+	waitFor(t, guard.agent.ended)
+	expectLoss(t, guard.Err(), LossAgent)
+	_, err := c.Lock("x").TryAcquire(within(t))
+	expect(t, err, ErrHeld)
+}
+
 // Simulates a machine that has just woken from sleep, when no timer has fired yet.
 func TestACheckReadsBothClocks(t *testing.T) {
 	t.Parallel()
