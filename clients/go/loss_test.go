@@ -91,7 +91,7 @@ func TestAgentsThatAreKilled(t *testing.T) {
 	for ctx.Err() == nil {
 		time.Sleep(time.Duration(rand.IntN(400)) * time.Millisecond)
 		if a, err := clients[rand.IntN(2)].current(); err == nil && a != nil {
-			a.signal(t, syscall.SIGKILL)
+			a.kill()
 		}
 	}
 	done.Wait()
