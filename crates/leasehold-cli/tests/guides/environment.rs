@@ -31,6 +31,7 @@ const SUBSTITUTES: &[(&str, Maker)] = &[
     ("old-go-worker", old_go_worker),
     ("gcloud", gcloud),
     ("team-locks", bucket),
+    ("/src/leasehold", checkout),
     ("127.0.0.1:7421", address),
     ("127.0.0.1:7430", address),
     ("127.0.0.1:7431", address),
@@ -145,6 +146,11 @@ fn redis() -> Substitute {
 /// Returns a new key in Redis.
 fn key() -> Substitute {
     Substitute { text: Some(unique("my-report")), ..Substitute::default() }
+}
+
+/// Returns the folder of this checkout.
+fn checkout() -> Substitute {
+    Substitute { text: Some(root().display().to_string()), ..Substitute::default() }
 }
 
 /// Returns a program that uses AWS's lock client to run a command under the lock `nightly`.
