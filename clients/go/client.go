@@ -148,7 +148,9 @@ func (c *Client) begin(ctx context.Context, request fields, s settings) (*call, 
 }
 
 // ask sends a request, and reads its response.
-func (c *Client) ask(ctx context.Context, request fields, options []Option, limit time.Duration, event string, into any) error {
+func (c *Client) ask(
+	ctx context.Context, request fields, options []Option, limit time.Duration, event string, into any,
+) error {
 	s := collect(options)
 	call, err := c.begin(ctx, request, s)
 	if err != nil {

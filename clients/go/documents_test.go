@@ -92,7 +92,7 @@ func TestTheExamplesOfTheDocumentsRun(t *testing.T) {
 	if given := os.Getenv("GO"); given != "" {
 		command = given
 	}
-	run := exec.Command(command, "run", ".")
+	run := exec.Command(command, "run", "-race", ".")
 	run.Dir = folder
 	if output, err := run.CombinedOutput(); err != nil {
 		t.Fatalf("%s\n%s", strings.TrimSpace(string(output)), err)

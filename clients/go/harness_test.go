@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"runtime/pprof"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -214,6 +215,7 @@ func startHost(t *testing.T, url string, ttl time.Duration) *host {
 	})
 	_, err = fmt.Sscanf(h.line(), "held %d", &h.agent)
 	must(t, err)
+	t.Cleanup(func() { _ = syscall.Kill(h.agent, syscall.SIGCONT) }) // An agent that is stopped does not end.
 	return h
 }
 

@@ -45,7 +45,7 @@ func (l *Lock) Acquire(ctx context.Context) (*Guard, error) {
 func (l *Lock) TryAcquire(ctx context.Context) (*Guard, error) {
 	s := l.settings
 	s.fields = maps.Clone(s.fields)
-	s.fields["wait_ms"] = 0
+	s.fields["wait_ms"] = int64(0)
 	return l.acquire(ctx, s)
 }
 
@@ -78,7 +78,7 @@ func (l *Lock) ask(ctx context.Context, op string, s settings) (*call, message, 
 	if s.err != nil {
 		return nil, message{}, s.err
 	}
-	wait, limited := waitOf(s)
+	wait, limited := s.duration("wait_ms")
 	if !limited || wait > 0 {
 		if err := l.forbidNested(ctx); err != nil {
 			return nil, message{}, err
@@ -97,30 +97,14 @@ func (l *Lock) ask(ctx context.Context, op string, s settings) (*call, message, 
 	if err != nil {
 		return nil, message{}, err
 	}
-	// The agent enforces the time limit.
+	// The agent enforces the time limit, and tries to reach the store for as long as the request allows.
 	var limit time.Duration
 	if limited {
-		limit = wait + answerTimeout
+		timeout, _ := s.duration("store_timeout_ms")
+		limit = wait + timeout + answerTimeout
 	}
 	answer, err := call.final(ctx, limit, s.onWaiting)
 	return call, answer, err
-}
-
-// waitOf returns for how long an acquisition may wait and retry, and whether there is a limit.
-func waitOf(s settings) (time.Duration, bool) {
-	duration := func(field string) (time.Duration, bool) {
-		switch value := s.fields[field].(type) {
-		case int64:
-			return millis(value).duration(), true
-		case int:
-			return millis(value).duration(), true
-		default:
-			return 0, false
-		}
-	}
-	wait, limited := duration("wait_ms")
-	timeout, _ := duration("store_timeout_ms")
-	return wait + timeout, limited
 }
 
 // forbidNested refuses a wait that cannot end: ctx belongs to guards that have the lock, and ends with them.
@@ -207,7 +191,9 @@ func (e *Election) Observe(ctx context.Context) iter.Seq2[*Leader, error] {
 //
 // If the job returns an error, it may run again in the same period. So may a job that succeeds, if Once then returns an
 // error because the lock was lost or the run could not be recorded. The period begins when the job starts.
-func (c *Client) Once(ctx context.Context, name string, per time.Duration, job func(context.Context) error, options ...Option) (*EarlierRun, error) {
+func (c *Client) Once(
+	ctx context.Context, name string, per time.Duration, job func(context.Context) error, options ...Option,
+) (*EarlierRun, error) {
 	lock := c.Lock(name, append(slices.Clone(options), setDuration("period", "per", per))...)
 	call, answer, err := lock.ask(ctx, "once", lock.settings)
 	if err != nil {

@@ -207,7 +207,7 @@ func TestAJobRunsOncePerPeriod(t *testing.T) {
 		}
 		return nil
 	}
-	if _, err := c.Once(ctx, "nightly", time.Hour, job); !errors.Is(err, broken) {
+	if _, err := c.Once(ctx, "nightly", time.Hour, job); err != broken {
 		t.Fatal(err)
 	}
 	earlier, err := c.Once(ctx, "nightly", time.Hour, job)
@@ -280,7 +280,7 @@ func TestAWaitForOneselfIsADeadlock(t *testing.T) {
 		_, err := lock.Acquire(again)
 		expect(t, err, ErrDeadlock)
 	}
-	for _, lock := range []*Lock{c.Lock("x", Wait(0)), open(t, c.store).Lock("x", Wait(0))} {
+	for _, lock := range []*Lock{c.Lock("x", Wait(0), StoreTimeout(limit)), open(t, c.store).Lock("x", Wait(0))} {
 		_, err := lock.Acquire(again)
 		expect(t, err, ErrHeld)
 	}

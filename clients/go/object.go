@@ -29,7 +29,8 @@ func (o *Object) Get(ctx context.Context, options ...Option) ([]byte, error) {
 // [LossRefused]. See [ContentType].
 func (o *Object) Put(ctx context.Context, content []byte, token int64, options ...Option) error {
 	if token == 0 {
-		return failed(ErrInvalid, "the fencing token is 0", "use a lock in a store with tokens, and of several locks, one token")
+		return failed(ErrInvalid, "the fencing token is 0",
+			"use a lock in a store with tokens, and of several locks, one token")
 	}
 	if content == nil {
 		content = []byte{}
@@ -45,7 +46,9 @@ func (o *Object) Put(ctx context.Context, content []byte, token int64, options .
 // it, and changes nothing.
 //
 // It reports whether the object was written. See [Fence], [ContentType], [Attempts] and [Within].
-func (o *Object) Update(ctx context.Context, change func(content []byte) ([]byte, error), options ...Option) (bool, error) {
+func (o *Object) Update(
+	ctx context.Context, change func(content []byte) ([]byte, error), options ...Option,
+) (bool, error) {
 	call, err := o.client.begin(ctx, o.request("update"), collect(options))
 	if err != nil {
 		return false, err

@@ -18,6 +18,12 @@ type settings struct {
 	err       error
 }
 
+// duration returns the duration that an option has set, and whether there is one.
+func (s settings) duration(field string) (time.Duration, bool) {
+	value, there := s.fields[field].(int64)
+	return time.Duration(value) * time.Millisecond, there
+}
+
 func collect(options []Option) settings {
 	s := settings{fields: fields{}}
 	for _, option := range options {
