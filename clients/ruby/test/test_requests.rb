@@ -157,6 +157,22 @@ class TestRequests < LeaseholdTest
     assert_free("y")
   end
 
+  def test_a_thread_of_the_agent_that_is_killed_answers_each_request
+    lines = (1..).take_while do |line|
+      locker.status("x")
+      here = agent.instance_variable_get(:@thread)
+      trace = TracePoint.new(:line) { Thread.new { here.kill }.join if (line -= 1).zero? }
+      trace.enable(target: Agent.instance_method(:dispatch)) do
+        asking = thread { locker.status("x") }
+        asking.join(LIMIT) or flunk "no answer"
+      rescue AgentError
+        # Also an answer.
+      end
+      line <= 0 && here.join
+    end
+    assert_operator lines.size, :>, 3
+  end
+
   def test_an_agent_without_work_ends_and_loses_no_request
     first = second = nil
     with_constant(Agent, :IDLE, 0) do

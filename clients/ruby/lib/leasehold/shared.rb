@@ -21,9 +21,6 @@ module Leasehold
     def self.agent
       running || @starting.synchronize do
         running || begin
-          # Ruby kills the other threads at its end, but no thread that starts then. It would wait for that one for ever.
-          raise AgentError.new("this process ends") unless Thread.main.alive?
-
           end_at_exit
           @agent = Agent.new(Command.find)
         end
