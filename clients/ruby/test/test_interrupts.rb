@@ -2,7 +2,8 @@
 
 require_relative "helper"
 
-# Tests exceptions that interrupt a thread: Timeout.timeout, Thread#raise, Thread#kill, signals. None leaves a lock held.
+# Tests exceptions that interrupt a thread: Timeout.timeout, Thread#raise, Thread#kill, signals. None leaves a lock
+# held.
 class TestInterrupts < LeaseholdTest
   def test_a_timeout_during_an_acquisition_withdraws_it
     locker.lock("x") do

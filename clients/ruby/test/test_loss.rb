@@ -28,10 +28,11 @@ class TestLoss < LeaseholdTest
   end
 
   # Stops an agent, but not while it writes, because no other process could write to the file until it continues.
-  def stop_agent(pid, name = "probe")
+  def stop_agent(pid)
     loop do
       Process.kill(:STOP, pid)
-      _, status = Open3.capture2e(ENV.fetch("LEASEHOLD_COMMAND"), "--store", url, "run", "--wait", "5s", name, "--", "true")
+      command = [ENV.fetch("LEASEHOLD_COMMAND"), "run", "--store", url, "--wait", "5s", "probe", "--", "true"]
+      _, status = Open3.capture2e(*command)
       return if status.success?
 
       Process.kill(:CONT, pid)
@@ -169,7 +170,8 @@ class TestLoss < LeaseholdTest
 
   def test_a_loss_is_final_although_a_renewal_follows
     script({ expect: { op: "acquire" } }, { send: [{ to: "acquire", **GRANT, clocks: { ago_us: 60_000_000 } }] },
-           { expect: { op: "release" } }, { send: [{ hold: 1, ev: "renewed", span_us: 29_550_000, clocks: {} }] }, { end: [] })
+           { expect: { op: "release" } }, { send: [{ hold: 1, ev: "renewed", span_us: 29_550_000, clocks: {} }] },
+           { end: [] })
     guard = Locker.new.lock("x")
     2.times { assert_equal "expired", reason(guard) }
   end

@@ -6,7 +6,9 @@ require_relative "helper"
 class TestRequests < LeaseholdTest
   ACQUIRE = { expect: { op: "acquire" } }.freeze
   GRANTED = { send: [{ to: "acquire", **GRANT }] }.freeze
-  RELEASED = [{ expect: { op: "release", hold: 1 } }, { send: [{ to: "release", ev: "released", was_held: true }] }].freeze
+  RELEASED = [
+    { expect: { op: "release", hold: 1 } }, { send: [{ to: "release", ev: "released", was_held: true }] }
+  ].freeze
   STORED = Leasehold.object("s3://bucket/x")
 
   def assert_script_done
@@ -204,7 +206,7 @@ class TestRequests < LeaseholdTest
   end
 
   def test_a_command_that_cannot_be_used
-    { "/none" => /cannot start/, "/bin/true" => /ended instead/, "#{KIT}/README.md" => /cannot start/ }.each do |path, said|
+    { "/none" => /cannot start/, "/bin/true" => /ended/, "#{KIT}/README.md" => /cannot start/ }.each do |path, said|
       ENV["LEASEHOLD_COMMAND"] = path
       error = assert_raises(AgentError) { locker.lock("x") }
       assert_match said, error.message

@@ -41,8 +41,8 @@ module Leasehold
       agent&.abandon_in_child
     end
 
-    # Registers an exit handler when the first agent starts. If other threads or handlers start one later, it ends with its
-    # thread. To register again would never end.
+    # Registers an exit handler when the first agent starts. If other threads or handlers start one later, it ends with
+    # its thread. To register again would never end.
     def self.end_at_exit
       return if @ends_at_exit
 
