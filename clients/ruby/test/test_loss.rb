@@ -28,10 +28,11 @@ class TestLoss < LeaseholdTest
   end
 
   # Stops an agent, but not while it writes, because no other process could write to the file until it continues.
-  def stop_agent(pid, name = "probe")
+  def stop_agent(pid)
     loop do
       Process.kill(:STOP, pid)
-      _, status = Open3.capture2e(ENV.fetch("LEASEHOLD_COMMAND"), "--store", url, "run", "--wait", "5s", name, "--", "true")
+      command = [ENV.fetch("LEASEHOLD_COMMAND"), "run", "--store", url, "--wait", "5s", "probe", "--", "true"]
+      _, status = Open3.capture2e(*command)
       return if status.success?
 
       Process.kill(:CONT, pid)
@@ -160,6 +161,7 @@ class TestLoss < LeaseholdTest
   def test_a_release_that_was_begun_ends_the_hold
     guard = locker.lock("x")
     hold = guard.instance_variable_get(:@hold)
+    await("its thread") { !agent.instance_variable_get(:@busy) }
     # The agent's thread does not know of it yet, as after an exception in `release`.
     agent.instance_variable_get(:@inbox) << -> { agent.send(:release, hold) }
     assert_equal "over", reason(guard)
@@ -168,7 +170,8 @@ class TestLoss < LeaseholdTest
 
   def test_a_loss_is_final_although_a_renewal_follows
     script({ expect: { op: "acquire" } }, { send: [{ to: "acquire", **GRANT, clocks: { ago_us: 60_000_000 } }] },
-           { expect: { op: "release" } }, { send: [{ hold: 1, ev: "renewed", span_us: 29_550_000, clocks: {} }] }, { end: [] })
+           { expect: { op: "release" } }, { send: [{ hold: 1, ev: "renewed", span_us: 29_550_000, clocks: {} }] },
+           { end: [] })
     guard = Locker.new.lock("x")
     2.times { assert_equal "expired", reason(guard) }
   end
@@ -240,7 +243,11 @@ class TestLoss < LeaseholdTest
   def test_an_exit_with_a_lock_waits_until_it_is_released
     code = <<~RUBY
       locker = Leasehold::Locker.new(ARGV[0])
-      at_exit { locker.lock("late") { puts "at exit" } } # Runs after the handler of the gem, which is registered later.
+      at_exit do # Runs after the handler of the gem, which is registered later.
+        locker.lock("late") { puts "at exit" }
+        Thread.new { locker.lock("z", ttl: "1h") { sleep } }
+        sleep 0.01 until locker.status("z").held?
+      end
       Thread.new { locker.lock("y") { sleep } }
       sleep 0.01 until locker.status("y").held?
       $guard = locker.lock("x", ttl: "1h")
@@ -252,6 +259,7 @@ class TestLoss < LeaseholdTest
     assert_equal %w[true at\ exit], [host.line, host.line]
     assert host.wait.success?
     refute alive?(child)
-    assert(%w[x y late].all? { |name| locker.status(name).history.first.end == "released" })
+    await("the release of z") { locker.status("z").history.any? }
+    assert_equal ["released"] * 4, (%w[x y z late].map { |name| locker.status(name).history.first.end })
   end
 end

@@ -6,7 +6,9 @@ require_relative "helper"
 class TestRequests < LeaseholdTest
   ACQUIRE = { expect: { op: "acquire" } }.freeze
   GRANTED = { send: [{ to: "acquire", **GRANT }] }.freeze
-  RELEASED = [{ expect: { op: "release", hold: 1 } }, { send: [{ to: "release", ev: "released", was_held: true }] }].freeze
+  RELEASED = [
+    { expect: { op: "release", hold: 1 } }, { send: [{ to: "release", ev: "released", was_held: true }] }
+  ].freeze
   STORED = Leasehold.object("s3://bucket/x")
 
   def assert_script_done
@@ -157,6 +159,22 @@ class TestRequests < LeaseholdTest
     assert_free("y")
   end
 
+  def test_a_thread_of_the_agent_that_is_killed_answers_each_request
+    lines = (1..).take_while do |line|
+      locker.status("x")
+      here = agent.instance_variable_get(:@thread)
+      trace = TracePoint.new(:line) { Thread.new { here.kill }.join if (line -= 1).zero? }
+      trace.enable(target: Agent.instance_method(:dispatch)) do
+        asking = thread { locker.status("x") }
+        asking.join(LIMIT) or flunk "no answer"
+      rescue AgentError
+        # Also an answer.
+      end
+      line <= 0 && here.join
+    end
+    assert_operator lines.size, :>, 3
+  end
+
   def test_an_agent_without_work_ends_and_loses_no_request
     first = second = nil
     with_constant(Agent, :IDLE, 0) do
@@ -188,7 +206,7 @@ class TestRequests < LeaseholdTest
   end
 
   def test_a_command_that_cannot_be_used
-    { "/none" => /cannot start/, "/bin/true" => /ended instead/, "#{KIT}/README.md" => /cannot start/ }.each do |path, said|
+    { "/none" => /cannot start/, "/bin/true" => /ended/, "#{KIT}/README.md" => /cannot start/ }.each do |path, said|
       ENV["LEASEHOLD_COMMAND"] = path
       error = assert_raises(AgentError) { locker.lock("x") }
       assert_match said, error.message

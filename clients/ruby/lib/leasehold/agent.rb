@@ -87,8 +87,8 @@ module Leasehold
     def error_of(hold)
       forbid_forked
       # All messages must be read first: an unread renewal prevents a loss, and the end of the agent is one. The order
-      # matters: what was read before the pipe was found empty is applied when the thread is not busy. The same holds for
-      # the inbox, which may contain the release.
+      # matters: what was read before the pipe was found empty is applied when the thread is not busy. The same holds
+      # for the inbox, which may contain the release.
       current = @process.silent? && @inbox.empty? && !@busy
       settle(hold) unless current && (hold.over? || hold.left_us(Clock.now).positive?)
       hold.error if hold.over?

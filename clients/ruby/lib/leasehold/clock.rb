@@ -22,7 +22,7 @@ module Leasehold
 
     # Reads both clocks.
     def self.now
-      Moment.new(Process.clock_gettime(BOOT, :microsecond), Process.clock_gettime(Process::CLOCK_REALTIME, :microsecond))
+      Moment.new(*[BOOT, Process::CLOCK_REALTIME].map { |clock| Process.clock_gettime(clock, :microsecond) })
     end
 
     # Reads the clock for time limits of this process, in seconds.

@@ -87,8 +87,8 @@ module Leasehold
     RETRY = Object.new.freeze
     # The requests that write an object.
     WRITES = %w[put update answer].freeze
-    # How long an agent may take to respond to a request that does not wait for other holders, in seconds. This is longer
-    # than a store may take.
+    # How long an agent may take to respond to a request that does not wait for other holders, in seconds. This is
+    # longer than a store may take.
     ANSWER_LIMIT = 120
 
     attr_reader :op, :limit, :ends

@@ -9,8 +9,8 @@ require_relative "values"
 module Leasehold
   # Acquires locks, with and without a block.
   module Holding
-    # Runs the block with the guard, and then releases the lock. Without a block, returns the guard. If the job of `once`
-    # ran already, returns AlreadyRan. With `if_free`, returns nil if another holder has the lock.
+    # Runs the block with the guard, and then releases the lock. Without a block, returns the guard. If the job of
+    # `once` ran already, returns AlreadyRan. With `if_free`, returns nil if another holder has the lock.
     #
     # An exception can interrupt this method at any point. Whatever was granted by then is released.
     def self.acquire(call, settings, if_free: false, on_lost: nil, cooldown: nil, &block)
@@ -90,14 +90,14 @@ module Leasehold
       @settings.name
     end
 
-    # Acquires the lock, runs the block with the guard, and releases the lock. Returns the block's value. Without a block,
-    # returns the guard: release it in an `ensure`.
+    # Acquires the lock, runs the block with the guard, and releases the lock. Returns the block's value. Without a
+    # block, returns the guard: release it in an `ensure`.
     #
     # Waits for at most `wait`, or without a limit if it is nil, and then raises LockHeld. With the `context` of an AWS
-    # Lambda function, the wait ends a second before the invocation does. If the lock is lost during the block, `on_lost`
-    # is called in a new thread with the LockLost; with `on_lost: :raise`, it is raised in the block. If the lock was lost
-    # and the block raised no error, the end of the block raises LockLost, so that unprotected work does not look
-    # successful.
+    # Lambda function, the wait ends a second before the invocation does. If the lock is lost during the block,
+    # `on_lost` is called in a new thread with the LockLost; with `on_lost: :raise`, it is raised in the block. If the
+    # lock was lost and the block raised no error, the end of the block raises LockLost, so that unprotected work does
+    # not look successful.
     def lock(wait: nil, context: nil, on_lost: nil, &block)
       fields = @settings.request("acquire", wait: wait, context: context)
       Nested.forbid(@settings) unless fields[:wait_ms]&.zero?

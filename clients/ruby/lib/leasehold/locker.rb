@@ -8,9 +8,9 @@ require_relative "settings"
 require_relative "values"
 
 module Leasehold
-  # A store of locks: a URL such as "sqlite:locks.db" or "s3://bucket/locks", or an alias of config.toml. Without one, it
-  # is the default store of the `leasehold` command (LEASEHOLD_STORE, config.toml, a SQLite file). It sends no request
-  # when it is created. Several threads can use it, and forked children.
+  # A store of locks: a URL such as "sqlite:locks.db" or "s3://bucket/locks", or an alias of config.toml. Without one,
+  # it is the default store of the `leasehold` command (LEASEHOLD_STORE, config.toml, a SQLite file). It sends no
+  # request when it is created. Several threads can use it, and forked children.
   #
   #   locker = Leasehold::Locker.new("sqlite:locks.db")
   #   locker.lock("deploy/prod", ttl: 30, wait: 60) do |guard|
@@ -18,11 +18,12 @@ module Leasehold
   #     deploy(fence: guard.token)
   #   end
   #
-  # Durations are seconds, texts such as "1h 30m", or anything with `to_f`. The methods that return or acquire locks have
-  # these settings: `ttl`, how long others wait if this process dies (30 s by default); `note` and `owner`, which describe
-  # the holder to others; `lock_delay`, how much longer others wait after a holder's lease has lapsed; `max_hold`, how long
-  # the lock is held at most; `store_timeout`, how long the store may take to respond; `barge: true`, so that earlier
-  # waiters have no precedence; `for_ticket: true`, if the lock will be passed on with Guard#ticket.
+  # Durations are seconds, texts such as "1h 30m", or anything with `to_f`. The methods that return or acquire locks
+  # have these settings: `ttl`, how long others wait if this process dies (30 s by default); `note` and `owner`, which
+  # describe the holder to others; `lock_delay`, how much longer others wait after a holder's lease has lapsed;
+  # `max_hold`, how long the lock is held at most; `store_timeout`, how long the store may take to respond; `barge:
+  # true`, so that earlier waiters have no precedence; `for_ticket: true`, if the lock will be passed on with
+  # Guard#ticket.
   class Locker
     def initialize(store = nil)
       @store = Settings.url(store)
@@ -44,8 +45,9 @@ module Leasehold
       Lock.new(Settings.new(@store, name, **settings))
     end
 
-    # Returns the locks called `names`, at most 64, which are acquired together: all or none, in the order of their bytes,
-    # so that acquisitions with names in common never wait for each other for ever. A loss of one is the loss of all.
+    # Returns the locks called `names`, at most 64, which are acquired together: all or none, in the order of their
+    # bytes, so that acquisitions with names in common never wait for each other for ever. A loss of one is the loss of
+    # all.
     def lock_all(names, **settings)
       several = names.map(&:to_s).sort_by(&:b)
       Lock.new(Settings.new(@store, several.join(", "), { locks: several }, **settings))
@@ -72,8 +74,8 @@ module Leasehold
     #   puts result.value if result.ran?
     #
     # While another process runs the job, this method waits for at most `wait`; with `nowait: true`, it raises LockHeld
-    # instead. If the block raises an error or is left with `break` or `return`, the job may run again in the same period.
-    # If the lock was lost, or the run could not be recorded, this method raises an error.
+    # instead. If the block raises an error or is left with `break` or `return`, the job may run again in the same
+    # period. If the lock was lost, or the run could not be recorded, this method raises an error.
     def once(name, per:, wait: nil, nowait: false, **settings, &block)
       block or raise ArgumentError, "no block given"
       settings = Settings.new(@store, name, **settings)
@@ -132,7 +134,8 @@ module Leasehold
 
     # Checks whether the store is safe for locks. Takes seconds, and up to about 1,700 requests to a bucket.
     def doctor(ttl: nil, thorough: false)
-      run("doctor", "report", ttl_ms: Duration.optional(ttl, "ttl"), thorough: thorough, limit: nil) { |message| Report.of(message) }
+      ttl_ms = Duration.optional(ttl, "ttl")
+      run("doctor", "report", ttl_ms: ttl_ms, thorough: thorough, limit: nil) { |message| Report.of(message) }
     end
 
     # Takes over the lock of a ticket: renews it now and keeps it. Like #lock, with a block or without.

@@ -2,7 +2,8 @@
 
 module Leasehold
   class << self
-    # What receives the few warnings of this gem, with a method `warn`, such as a Logger. Without one, they go to stderr.
+    # What receives the few warnings of this gem, with a method `warn`, such as a Logger. Without one, they go to
+    # stderr.
     attr_accessor :logger
 
     def log(text)

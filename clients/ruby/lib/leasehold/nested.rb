@@ -20,8 +20,8 @@ module Leasehold
       Thread.current.thread_variable_set(KEY, entries)
     end
 
-    # Refuses a wait that cannot end, because the thread holds the lock in a block that it can leave only after the wait.
-    # Warns if it holds it with a guard, which another thread could release.
+    # Refuses a wait that cannot end, because the thread holds the lock in a block that it can leave only after the
+    # wait. Warns if it holds it with a guard, which another thread could release.
     def self.forbid(settings)
       own = waiting.select { |entry| excludes?(entry.settings, settings) && held?(entry) }
       permits = settings.fields.fetch(:permits, 1)

@@ -5,8 +5,8 @@ require_relative "shared"
 
 module Leasehold
   # Runs the handler of a function that the platform freezes after its response, as AWS Lambda does. A lock that is held
-  # then is usually lost. If guards of this process are open at the end of the block, they are released, and LockLeftOpen
-  # is raised; if the block raises an error, that error is raised.
+  # then is usually lost. If guards of this process are open at the end of the block, they are released, and
+  # LockLeftOpen is raised; if the block raises an error, that error is raised.
   #
   #   def handler(event:, context:)
   #     Leasehold.serverless do

@@ -21,9 +21,6 @@ module Leasehold
     def self.agent
       running || @starting.synchronize do
         running || begin
-          # Ruby kills the other threads at its end, but no thread that starts then. It would wait for that one for ever.
-          raise AgentError.new("this process ends") unless Thread.main.alive?
-
           end_at_exit
           @agent = Agent.new(Command.find)
         end
@@ -44,8 +41,8 @@ module Leasehold
       agent&.abandon_in_child
     end
 
-    # Registers an exit handler when the first agent starts. If other threads or handlers start one later, it ends with its
-    # thread. To register again would never end.
+    # Registers an exit handler when the first agent starts. If other threads or handlers start one later, it ends with
+    # its thread. To register again would never end.
     def self.end_at_exit
       return if @ends_at_exit
 

@@ -14,9 +14,9 @@ module Leasehold
   end
 
   # The holder of a lock, according to the store. Times are in seconds: `held_for` since the grant, `free_for` since the
-  # lock is reserved, `lapses_within` until the lease ends if the holder is dead. `in_cooldown` and `reserved`: no process
-  # holds the lock. `foreign` describes a holder that leasehold did not write. `ahead` and `waiter_ahead` say who waits
-  # before this process.
+  # lock is reserved, `lapses_within` until the lease ends if the holder is dead. `in_cooldown` and `reserved`: no
+  # process holds the lock. `foreign` describes a holder that leasehold did not write. `ahead` and `waiter_ahead` say
+  # who waits before this process.
   HolderInfo = Struct.new(
     :holder, :token, :held_for, :free_for, :lapses_within, :in_cooldown, :reserved, :foreign, :ahead, :waiter_ahead,
     keyword_init: true
@@ -39,8 +39,8 @@ module Leasehold
   # Who evicted a holder, and why. Another machine wrote these texts.
   Eviction = Struct.new(:by, :reason, keyword_init: true)
 
-  # A grant that has ended: how (`end`), and from when until when, in microseconds since 1970 by the clock of the store or
-  # of the holder's machine.
+  # A grant that has ended: how (`end`), and from when until when, in microseconds since 1970 by the clock of the store
+  # or of the holder's machine.
   PastGrant = Struct.new(:token, :end, :from_us, :until_us, :holder, :evicted, keyword_init: true) do
     def self.of(fields)
       evicted = fields["evicted"]

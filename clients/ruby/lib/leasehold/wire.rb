@@ -18,9 +18,9 @@ module Leasehold
       fields.each_value { |value| check(value) }
       body = JSON.generate(fields)
       # The agent would exit, and release all locks. The id has at most 16 digits.
-      raise StoreError.new("the request is longer than #{MAX_LINE} bytes", kind: "limit") if body.bytesize > MAX_LINE - 32
+      return body if body.bytesize <= MAX_LINE - 32
 
-      body
+      raise StoreError.new("the request is longer than #{MAX_LINE} bytes", kind: "limit")
     end
 
     # Returns the line of a request.
