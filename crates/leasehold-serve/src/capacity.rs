@@ -106,7 +106,7 @@ impl Kind {
         };
         if let Some(detail) = limit {
             return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, self.problem, detail)
-                .with_help("the limits are parts of --max-connections of the server: see docs/serve/limits.md")
+                .with_help("the limits are parts of --max-connections: see docs/serve/limits.md")
                 .retry_after(Duration::from_secs(5)));
         }
         counts.open += 1;
