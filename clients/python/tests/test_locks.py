@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
+import pickle
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ from leasehold_locks import (
     LockLeftOpen,
     LockLost,
     Ran,
+    SizeError,
     StoreError,
     _shared,
     open_object,
@@ -128,6 +130,25 @@ def test_semaphores_and_readers_writer_locks(locker: Locker) -> None:
     with index.exclusive.hold(timeout=60) as alone:
         assert index.shared.try_acquire() is None
         alone.confirm()
+
+
+def test_another_number_of_permits_is_an_error_with_both(locker: Locker) -> None:
+    with locker.semaphore("pool", 2).hold():
+        with pytest.raises(SizeError, match="has 2 permits") as refused:
+            locker.semaphore("pool", 3).guard()
+        with pytest.raises(LockHeld):
+            locker.resize("pool", permits=3)
+    assert (refused.value.asked, refused.value.stored, refused.value.kind) == (3, 2, "invalid")
+    copied = pickle.loads(pickle.dumps(refused.value))
+    assert (copied.asked, copied.stored) == (3, 2)
+    assert locker.resize("pool", permits=3, ttl=60) == 2
+    locker.semaphore("pool", 3).guard().release()
+    locker.rw_lock("index", readers=12).shared.guard().release()
+    with pytest.raises(SizeError):
+        locker.rw_lock("index").exclusive.guard()
+    assert locker.resize("index", readers=8) == 12
+    with pytest.raises(TypeError):
+        locker.resize("index")
 
 
 def test_an_election_has_one_leader(locker: Locker) -> None:

@@ -99,6 +99,23 @@ export class InvalidError extends LeaseholdError {
   }
 }
 
+/**
+ * The store has another number of permits or readers for this name. `Locker.resize` changes it while nobody holds the
+ * lock.
+ */
+export class SizeError extends InvalidError {
+  /** The number that the acquisition asked for. */
+  readonly asked: number;
+  /** The number in the store. */
+  readonly stored: number;
+
+  constructor(message: string, asked: number, stored: number, help: readonly string[] = []) {
+    super(message, help);
+    this.asked = asked;
+    this.stored = stored;
+  }
+}
+
 /** The store, or this version of the command, does not support the operation. */
 export class UnsupportedError extends LeaseholdError {
   constructor(message: string, help: readonly string[] = []) {

@@ -15,6 +15,7 @@ export {
   LeaseholdError,
   LockHeldError,
   LockLostError,
+  SizeError,
   StoreError,
   UnsupportedError,
   type ErrorKind,

@@ -115,19 +115,27 @@ export class Locker implements AsyncDisposable {
     return this.#lock(several.join(", "), settings, { locks: several });
   }
 
-  /** Returns a semaphore, which has at most `permits` holders (1 to 64) at a time. */
+  /**
+   * Returns a semaphore, which has at most `permits` holders (1 to 64) at a time. The first acquisition records the number
+   * in the store. One with another number rejects with {@link SizeError}.
+   */
   semaphore(name: string, permits: number, settings: LockOptions = {}): Lock {
     return this.#lock(name, settings, { mode: "permit", permits });
   }
 
   /**
-   * Returns a readers-writer lock, which has any number of shared holders (up to the store's limit) or one exclusive
-   * holder.
+   * Returns a readers-writer lock, which has up to `readers` shared holders (1 to 64, by default 8) or one exclusive
+   * holder. The first acquisition records the number in the store. One with another number rejects with
+   * {@link SizeError}.
    */
-  rwLock(name: string, settings: LockOptions = {}): { readonly shared: Lock; readonly exclusive: Lock } {
+  rwLock(
+    name: string,
+    settings: LockOptions & { readonly readers?: number | undefined } = {},
+  ): { readonly shared: Lock; readonly exclusive: Lock } {
+    const { readers, ...rest } = settings;
     return {
-      shared: this.#lock(name, settings, { mode: "shared" }),
-      exclusive: this.#lock(name, settings, { mode: "exclusive" }),
+      shared: this.#lock(name, rest, { mode: "shared", readers }),
+      exclusive: this.#lock(name, rest, { mode: "exclusive", readers }),
     };
   }
 
@@ -230,6 +238,21 @@ export class Locker implements AsyncDisposable {
   ): Promise<boolean> {
     const fields = { lock: name, older_than_ms: span("olderThan", options.olderThan), dry_run: options.dryRun };
     return flag((await this.#ask("sweep", fields)).message["deleted"]);
+  }
+
+  /**
+   * Changes the number of permits of a semaphore, or of readers of a readers-writer lock, in the store. Resolves to the
+   * number before. Rejects with {@link LockHeldError} if somebody holds the lock. The process must not be paused for longer
+   * than `ttl` meanwhile.
+   */
+  async resize(
+    name: string,
+    size: { readonly permits: number } | { readonly readers: number },
+    options: { readonly ttl?: Duration | undefined } = {},
+  ): Promise<number> {
+    const mode = "permits" in size ? "permit" : "shared";
+    const fields = { lock: name, mode, ...size, ttl_ms: span("ttl", options.ttl) };
+    return number((await this.#ask("resize", fields)).message["before"]);
   }
 
   /** Creates what the store needs, such as a table. */

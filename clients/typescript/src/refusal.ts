@@ -5,12 +5,13 @@ import { DeadlockError,
   LeaseholdError,
   LockHeldError,
   LockLostError,
+  SizeError,
   StoreError,
   UnsupportedError,
   type ErrorKind,
 } from "./errors.js";
 import { readHeldBy } from "./holder.js";
-import { flag, list, object, optional, string, token, type Message } from "./message.js";
+import { flag, list, number, object, optional, string, token, type Message } from "./message.js";
 
 const STORE_KINDS: ReadonlySet<string> = new Set(["denied", "corrupt", "conflict", "limit"]);
 
@@ -30,8 +31,11 @@ export function refusal(answer: Message): LeaseholdError {
       const reason = optional(answer, "reason", string) ?? ("refused_by" in answer ? "fenced" : "expired");
       return new LockLostError(message, reason, help, refusedBy);
     }
-    case "invalid":
-      return new InvalidError(message, help);
+    case "invalid": {
+      const sizes = optional(answer, "sizes", object);
+      if (sizes === null) return new InvalidError(message, help);
+      return new SizeError(message, number(sizes["asked"]), number(sizes["stored"]), help);
+    }
     case "deadlock":
       return new DeadlockError(message, help);
     case "unsupported":

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import type { TestContext } from "node:test";
-import { DeadlockError, InvalidError, Locker, LockHeldError, LockLostError, UnsupportedError, type HeldBy } from "leasehold";
+import { DeadlockError, InvalidError, Locker, LockHeldError, LockLostError, SizeError, UnsupportedError, type HeldBy } from "leasehold";
 import { folder, store, test } from "./real.js";
 
 async function opened(t: TestContext): Promise<Locker> {
@@ -84,6 +84,21 @@ test("a semaphore has the given number of permits", async (t) => {
   assert.equal(await semaphore.tryAcquire(), null);
   await guards[0]?.release();
   assert.ok((await semaphore.tryAcquire()) !== null);
+});
+
+test("another number of permits is an error with both numbers", async (t) => {
+  const locker = await opened(t);
+  const guard = await locker.semaphore("render", 2).acquire();
+  const refused = await locker.semaphore("render", 3).acquire().catch((error: unknown) => error);
+  assert.ok(refused instanceof SizeError && refused instanceof InvalidError, String(refused));
+  assert.deepEqual([refused.asked, refused.stored], [3, 2]);
+  await assert.rejects(locker.resize("render", { permits: 3 }), LockHeldError);
+  await guard.release();
+  assert.equal(await locker.resize("render", { permits: 3 }, { ttl: "1m" }), 2);
+  await (await locker.semaphore("render", 3).acquire()).release();
+  await (await locker.rwLock("index", { readers: 12 }).shared.acquire()).release();
+  await assert.rejects(locker.rwLock("index").exclusive.acquire(), SizeError);
+  assert.equal(await locker.resize("index", { readers: 8 }), 12);
 });
 
 test("readers share, and exclude a writer", async (t) => {

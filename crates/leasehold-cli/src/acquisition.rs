@@ -294,7 +294,9 @@ impl Request {
         let mut message = match (self.mode, held.token) {
             // If there can be several holders, the message of the library lists all of them. Of several locks, it names
             // the one that is held.
-            (Mode::Permit(_) | Mode::Shared | Mode::Exclusive, _) if error.kind() == ErrorKind::Held => {
+            (Mode::Permit(_) | Mode::Shared(_) | Mode::Exclusive(_), _)
+                if error.kind() == ErrorKind::Held =>
+            {
                 error.to_string()
             }
             _ if self.names.are_several() => error.to_string(),

@@ -108,6 +108,8 @@ pub(crate) enum Subcommand {
     Wait(WaitArgs),
     /// Evict the holder of LOCK if its token is still N
     Evict(EvictArgs),
+    /// Change the number of permits or readers of LOCK in the store
+    Resize(ResizeArgs),
     /// Delete the records of locks that have been free for a long time
     Sweep(SweepArgs),
     /// Replace the content of an object with the output of a command; retry on a conflict
@@ -142,32 +144,36 @@ docs/agent.md describes the protocol. The agent exits when its stdin is closed."
 // How a lock can be shared. Flattened structs have no doc comment, because clap would use it as the subcommand's
 // description.
 #[derive(Debug, Args)]
-#[group(multiple = false)]
 pub(crate) struct ModeArgs {
     /// Acquire one of N permits: LOCK has at most N holders at a time
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=MAX_PERMITS))]
+    #[arg(long, value_name = "N", conflicts_with = "reading", value_parser = clap::value_parser!(u8).range(1..=MAX_PERMITS))]
     pub(crate) permits: Option<u8>,
     /// Acquire LOCK as a reader: at most eight --shared holders at a time, and no --exclusive holder
-    #[arg(long)]
+    #[arg(long, group = "reading")]
     pub(crate) shared: bool,
     /// Acquire LOCK as a writer: no other --exclusive or --shared holder
-    #[arg(long)]
+    #[arg(long, group = "reading")]
     pub(crate) exclusive: bool,
+    /// With --shared or --exclusive: LOCK has at most N --shared holders at a time [default: 8]
+    #[arg(long, value_name = "N", requires = "reading", value_parser = clap::value_parser!(u8).range(1..=MAX_READERS))]
+    pub(crate) readers: Option<u8>,
 }
 
 impl ModeArgs {
     /// Returns the mode that these arguments select.
     pub(crate) fn mode(&self) -> Mode {
+        let readers = self.readers.map_or(leasehold::RwLock::DEFAULT_READERS, usize::from);
         match self.permits {
             Some(permits) => Mode::Permit(permits.into()),
-            None if self.shared => Mode::Shared,
-            None if self.exclusive => Mode::Exclusive,
+            None if self.shared => Mode::Shared(readers),
+            None if self.exclusive => Mode::Exclusive(readers),
             None => Mode::Lock,
         }
     }
 }
 
 const MAX_PERMITS: i64 = leasehold::Semaphore::MAX_PERMITS as i64;
+const MAX_READERS: i64 = leasehold::RwLock::MAX_READERS as i64;
 
 // How to acquire a lock.
 #[derive(Debug, Default, Args)]
@@ -337,6 +343,31 @@ pub(crate) struct EvictArgs {
     /// Reason, kept in the history of the lock
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The first acquisition with --permits, or with --shared or --exclusive, records the number of permits \
+or readers in the store. Acquisitions with another number fail. To change it, nobody may hold LOCK: leasehold acquires \
+all permits for the change, and fails with 123 if one is held. If it is killed meanwhile, they are held until --ttl \
+has passed. It must not be suspended for longer than --ttl.
+
+Examples:
+  leasehold resize render 5
+  leasehold resize index 16    # readers, if LOCK is a readers-writer lock"
+)]
+pub(crate) struct ResizeArgs {
+    #[command(flatten)]
+    pub(crate) lock: LockArgs,
+    /// The new number of permits or readers
+    #[arg(value_name = "N", value_parser = clap::value_parser!(u8).range(1..=MAX_PERMITS))]
+    pub(crate) size: u8,
+    /// Change the number of readers, if LOCK is also the name of a semaphore
+    #[arg(long)]
+    pub(crate) readers: bool,
+    /// How long the permits stay held if leasehold is killed
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "5m")]
+    pub(crate) ttl: Duration,
 }
 
 #[derive(Debug, Args)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use leasehold::{Guard, Lock, LockName, Locks};
+use leasehold::{Guard, Lock, LockName, Locks, RwLock};
 
 /// How long an interrupted acquisition may take to withdraw its request. After that, the lease ends by itself.
 pub(crate) const CANCEL_TIMEOUT: Duration = Duration::from_millis(500);
@@ -26,10 +26,10 @@ pub(crate) enum Mode {
     Lock,
     /// One of this many permits.
     Permit(usize),
-    /// As a reader.
-    Shared,
-    /// As a writer.
-    Exclusive,
+    /// As one of this many readers.
+    Shared(usize),
+    /// As a writer, beside this many readers.
+    Exclusive(usize),
 }
 
 impl Mode {
@@ -57,8 +57,8 @@ impl Mode {
                 }
             }
             .boxed(),
-            Self::Shared => async move {
-                let lock = lock.rw_lock();
+            Self::Shared(readers) => async move {
+                let lock = lock.rw_lock().readers(readers);
                 match wait_policy {
                     WaitPolicy::Try => lock.try_shared().await,
                     WaitPolicy::Within(limit) => lock.shared_within(limit).await,
@@ -66,8 +66,8 @@ impl Mode {
                 }
             }
             .boxed(),
-            Self::Exclusive => async move {
-                let lock = lock.rw_lock();
+            Self::Exclusive(readers) => async move {
+                let lock = lock.rw_lock().readers(readers);
                 match wait_policy {
                     WaitPolicy::Try => lock.try_exclusive().await,
                     WaitPolicy::Within(limit) => lock.exclusive_within(limit).await,
@@ -89,8 +89,8 @@ impl Mode {
             Self::Lock => name.to_string(),
             Self::Permit(1) => format!("{name} (the permit is held)"),
             Self::Permit(permits) => format!("{name} (all {permits} permits are held)"),
-            Self::Shared => format!("{name} (shared)"),
-            Self::Exclusive => format!("{name} (exclusive)"),
+            Self::Shared(_) => format!("{name} (shared)"),
+            Self::Exclusive(_) => format!("{name} (exclusive)"),
         }
     }
 
@@ -99,8 +99,8 @@ impl Mode {
     pub(crate) fn is_blocked_by(self, name: &LockName, held: &str) -> bool {
         let Some(part) = held.strip_prefix(name.as_str()) else { return false };
         match self {
-            Self::Lock | Self::Shared => part.is_empty(),
-            Self::Exclusive => part.is_empty() || part.starts_with("/shared-"),
+            Self::Lock | Self::Shared(_) => part.is_empty(),
+            Self::Exclusive(_) => part.is_empty() || part.starts_with("/shared-"),
             Self::Permit(permits) => permits == 1 && part == "/permit-1",
         }
     }
@@ -132,8 +132,20 @@ impl fmt::Display for Mode {
         match self {
             Self::Lock => Ok(()),
             Self::Permit(permits) => write!(f, " --permits {permits}"),
-            Self::Shared => f.write_str(" --shared"),
-            Self::Exclusive => f.write_str(" --exclusive"),
+            Self::Shared(readers) => write!(f, " --shared{}", Readers(*readers)),
+            Self::Exclusive(readers) => write!(f, " --exclusive{}", Readers(*readers)),
+        }
+    }
+}
+
+/// The option that sets the number of readers. Empty for the default.
+struct Readers(usize);
+
+impl fmt::Display for Readers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            RwLock::DEFAULT_READERS => Ok(()),
+            readers => write!(f, " --readers {readers}"),
         }
     }
 }
@@ -151,8 +163,8 @@ mod tests {
         };
         assert_eq!(by(Mode::Lock), ["x"]);
         // Another reader may release first.
-        assert_eq!(by(Mode::Shared), ["x"]);
-        assert_eq!(by(Mode::Exclusive), ["x", "x/shared-2"]);
+        assert_eq!(by(Mode::Shared(8)), ["x"]);
+        assert_eq!(by(Mode::Exclusive(8)), ["x", "x/shared-2"]);
         assert_eq!(by(Mode::Permit(1)), ["x/permit-1"]);
         assert_eq!(by(Mode::Permit(2)), [""; 0]);
     }

@@ -37,11 +37,23 @@ pub(crate) struct Problem {
     /// lost.
     #[serde(skip_serializing_if = "Option::is_none")]
     token: Option<Option<u64>>,
+    /// If the request asked for another number of permits or readers than the store has: both.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sizes: Option<SizesView>,
     /// The outcome in metrics, if it is not the kind.
     #[serde(skip)]
     outcome: Option<&'static str>,
     #[serde(skip)]
     headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+/// Two numbers of permits or readers that differ.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+pub(crate) struct SizesView {
+    /// What the request asked for.
+    asked: u64,
+    /// What the store has.
+    stored: u64,
 }
 
 impl Problem {
@@ -55,6 +67,7 @@ impl Problem {
             held_by: None,
             reason: None,
             token: None,
+            sizes: None,
             outcome: None,
             headers: Vec::new(),
         }
@@ -163,6 +176,7 @@ impl From<Error> for Problem {
         };
         let mut problem = Self::new(status, kind, error.to_string());
         problem.help = error.help().to_vec();
+        problem.sizes = error.sizes().map(|sizes| SizesView { asked: sizes.asked, stored: sizes.stored });
         if let Some(held) = error.holder() {
             problem.held_by = Some(held_by(held));
             let pause = held.lapses_within.unwrap_or(Duration::from_secs(1));

@@ -234,6 +234,7 @@ cases! {
         a_released_permit_goes_to_a_waiter
         a_wait_for_a_permit_that_is_given_up_leaves_nothing_behind
         waiters_are_granted_permits_in_order
+        clients_with_different_numbers_of_permits_learn_it
         shared_holders_are_together_and_an_exclusive_one_is_alone
         shared_holders_do_not_starve_an_exclusive_one
         the_loss_of_one_part_is_the_loss_of_an_exclusive_hold

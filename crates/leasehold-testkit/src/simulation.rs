@@ -134,6 +134,10 @@ pub struct History {
     pub handed: usize,
     /// How many of those guards were lost.
     pub handed_lost: usize,
+    /// How often a client asked for another number of permits than the store had.
+    pub disagreed: usize,
+    /// How often such a client changed the number.
+    pub resized: usize,
     /// The longest wait of a process, in a history without faults in which its tasks want the lock all the time.
     pub waited: Duration,
 }
@@ -160,6 +164,8 @@ impl Sum for History {
             most: sum.most.max(history.most),
             handed: sum.handed + history.handed,
             handed_lost: sum.handed_lost + history.handed_lost,
+            disagreed: sum.disagreed + history.disagreed,
+            resized: sum.resized + history.resized,
             waited: sum.waited.max(history.waited),
         })
     }

@@ -195,6 +195,7 @@ async fn a_claim_that_is_withdrawn_leaves_the_line() {
         ttl: first.claim.ttl,
         deadline: deadline(first.claim.ttl, first.store.env().now()),
         at_limit: false,
+        size: None,
         memo: None,
     };
     world.are_slow().await;

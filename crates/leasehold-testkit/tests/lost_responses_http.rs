@@ -97,6 +97,7 @@ async fn a_waiters_grant_with_a_lost_response_is_found_or_withdrawn() {
                 ttl: waiting.ttl,
                 deadline: deadline(waiting.ttl, behind.env().now()),
                 at_limit: false,
+                size: None,
                 memo: None,
             };
             assert_eq!(behind.release(&mut withdrawn, None).await.unwrap(), Released::Released);

@@ -226,6 +226,7 @@ async fn a_claim_that_is_withdrawn_leaves_the_line() {
         ttl: earlier.ttl,
         deadline: first.deadline,
         at_limit: false,
+        size: None,
         memo: None,
     };
     two.store.release(&mut given_up, None).await.unwrap();

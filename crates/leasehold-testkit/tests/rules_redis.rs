@@ -323,6 +323,7 @@ async fn waiters_are_granted_the_lock_in_the_order_of_joining() {
         ttl,
         deadline: deadline(ttl, now),
         at_limit: false,
+        size: None,
         memo: None,
     };
     let told = asked(&c).await.unwrap_err();

@@ -36,12 +36,23 @@ struct Inner {
     held: Option<Box<HolderInfo>>,
     loss: Option<Box<Loss>>,
     refused_by: Option<Token>,
+    sizes: Option<Sizes>,
     maybe_applied: bool,
     /// Whether other clients changed the record at every attempt, although the store responded.
     pub(crate) contended: bool,
     /// Whether the store responded that it has no room for another client.
     full: bool,
     source: Option<Source>,
+}
+
+/// Two numbers of permits or readers that differ: see [`Error::sizes`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Sizes {
+    /// The number that the acquisition asked for.
+    pub asked: u64,
+    /// The number in the store.
+    pub stored: u64,
 }
 
 /// The kinds of errors. Each calls for a different reaction.
@@ -119,6 +130,7 @@ impl Error {
             held: None,
             loss: None,
             refused_by: None,
+            sizes: None,
             maybe_applied: false,
             contended: false,
             full: false,
@@ -185,6 +197,19 @@ impl Error {
         error
     }
 
+    /// Creates the error for an acquisition that asked for another number of `what` (`permits`, `readers`) than the store
+    /// has for `name`.
+    pub(crate) fn other_size(name: &LockName, what: &str, asked: u64, stored: u64) -> Self {
+        let mut error = Self::invalid(format!(
+            "`{name}` has {stored} {what} in the store, and this acquisition asks for {asked}"
+        ))
+        .with_help(format!(
+            "ask for {stored}, or change the number while nobody holds `{name}`: leasehold resize {name} {asked}"
+        ));
+        error.0.sizes = Some(Sizes { asked, stored });
+        error
+    }
+
     /// Marks the failed write as one that may have been applied or may be applied later.
     pub(crate) fn after_maybe_applied(mut self) -> Self {
         self.0.maybe_applied = true;
@@ -235,6 +260,12 @@ impl Error {
     /// [`ErrorKind::Lost`].
     pub fn refused_by(&self) -> Option<Token> {
         self.0.refused_by
+    }
+
+    /// Returns the numbers of permits or readers, if an acquisition asked for another number than the store has. The kind
+    /// is then [`ErrorKind::Invalid`].
+    pub fn sizes(&self) -> Option<Sizes> {
+        self.0.sizes
     }
 
     /// Returns whether the failed update or fenced write may have been applied, or may be applied later. If `false`, it

@@ -64,6 +64,7 @@ fn every_format_has_its_golden_files() {
             "1-line-nested.json",
             "1-line.json",
             "1-probe-marker.json",
+            "1-size.json",
             "1-sqlite-processes.json",
             "1-sqlite.sql",
             "1-update-marks.txt",

@@ -1,5 +1,7 @@
 //! [`Guard`]: a held lock.
 
+mod size;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;

@@ -193,7 +193,8 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
 /// # let claim = Claim::new(&env, "deploy".parse()?, Ttl::DEFAULT, Holder::this_process());
 /// let sent = env.now(); // before the request that granted it
 /// let (Claim { name, id, ttl, .. }, token) = (claim, Token::new(34).unwrap());
-/// let grant = Grant { name, token, after: None, id, ttl, deadline: deadline(ttl, sent), at_limit: false, memo: None };
+/// let grant = Grant { name, token, after: None, id, ttl, deadline: deadline(ttl, sent), at_limit: false, size: None,
+///     memo: None };
 /// assert!(!grant.deadline.passed(env.now()));
 /// # Ok::<(), leasehold::Error>(())
 /// ```
@@ -214,6 +215,10 @@ pub struct Grant {
     pub deadline: Deadline,
     /// Whether the hold reached its [limit](crate::Lock::max_hold). A release then records [`End::Limit`].
     pub at_limit: bool,
+    /// The number of permits in the record of a permit: see [`Capabilities::sizes`]. After a grant, it is the number that
+    /// the record has, or `None`. The next renewal or release writes `Some` number into the record (0 removes it), and
+    /// `None` keeps the record's.
+    pub size: Option<u64>,
     /// What the store needs to renew and release the grant. `None` for a grant that comes from a ticket.
     pub memo: Option<Box<dyn Any + Send + Sync>>,
 }
@@ -227,7 +232,7 @@ impl Grant {
     /// Creates the grant with which a release withdraws the claim `id`. It has no token and does not count as a grant.
     pub(crate) fn withdrawn(name: LockName, id: Id, ttl: Ttl, now: Moment) -> Self {
         let (token, deadline) = (Token::default(), deadline(ttl, now));
-        Self { name, token, after: None, id, ttl, deadline, at_limit: false, memo: None }
+        Self { name, token, after: None, id, ttl, deadline, at_limit: false, size: None, memo: None }
     }
 
     /// Returns how a release ends this grant.
@@ -430,12 +435,15 @@ pub struct Capabilities {
     pub cooldowns: bool,
     /// Whether [`LeaseStore::inspect`] reports earlier grants.
     pub history: bool,
+    /// Whether the records of locks keep the number of permits of a semaphore, and of readers of a readers-writer lock.
+    /// Otherwise clients with different numbers get no error: see [`Semaphore`](crate::Semaphore).
+    pub sizes: bool,
     /// How often a waiter polls.
     pub poll_interval: PollInterval,
 }
 
 impl Capabilities {
-    /// Creates the capabilities of a store with tokens, cooldowns and a history, and without the other capabilities.
+    /// Creates the capabilities of a store with tokens, cooldowns, a history and sizes, and without the other capabilities.
     pub const fn new(store: &'static str, poll_interval: PollInterval) -> Self {
         Self {
             store,
@@ -447,6 +455,7 @@ impl Capabilities {
             watches: false,
             cooldowns: true,
             history: true,
+            sizes: true,
             poll_interval,
         }
     }

@@ -58,6 +58,8 @@ pub struct Lock {
     for_another: bool,
     /// The queue of this lock, if the lock is one of several permits.
     permit_queue: Option<PermitQueue>,
+    /// The first of several permits, and how many permits there are.
+    size: Option<(LockName, u64)>,
     /// Why the store does not respond to the current acquisition.
     last_error: LastError,
     /// For how long an acquisition may wait for other processes, if that is limited.
@@ -88,6 +90,7 @@ impl Lock {
             barges: false,
             for_another: false,
             permit_queue: None,
+            size: None,
             locker,
         }
     }
@@ -364,6 +367,11 @@ impl Lock {
         Self { permit_queue, ..self }
     }
 
+    /// Makes the acquisition of `first`, if the lock has this name, record that there are `size` permits.
+    pub(crate) fn sized(self, first: LockName, size: u64) -> Self {
+        Self { size: Some((first, size)), ..self }
+    }
+
     pub(crate) fn queue_of_permits(&self) -> Option<&PermitQueue> {
         self.permit_queue.as_ref()
     }
@@ -469,6 +477,7 @@ impl Lock {
         claim.detached = self.for_another || self.holder.pid == 0;
         claim.barges = self.barges;
         claim.permit_queue = self.permit_queue.clone();
+        claim.size = self.size.as_ref().filter(|(first, _)| *first == claim.name).map(|(_, size)| *size);
         claim.nested = self.nested.clone().or_else(|| self.nested(claim.id));
         Ok(claim)
     }

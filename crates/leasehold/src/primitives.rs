@@ -1,10 +1,12 @@
 //! Primitives that are built from locks: semaphores, readers-writer locks, elections, and jobs that run once per
 //! period.
 
+mod blockers;
 mod election;
 mod locks;
 mod once;
 mod permits;
+mod resize;
 mod rw_lock;
 mod semaphore;
 mod together;

@@ -193,6 +193,7 @@ impl Ticket {
             ttl,
             deadline: deadline(ttl, now),
             at_limit: false,
+            size: None,
             memo: None,
         }
     }

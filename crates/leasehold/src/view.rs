@@ -89,6 +89,10 @@ pub struct LockView {
     /// The processes that wait in line, first to last.
     #[serde(default)]
     pub waiters: Vec<WaiterView>,
+    /// For the first permit of a semaphore or a readers-writer lock: how many permits there are; absent if the record does
+    /// not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
 }
 
 /// A lock with its latest grants.
@@ -129,6 +133,9 @@ pub struct HolderView {
     pub ahead: Option<usize>,
     /// For a waiter: the one directly before it; null if it is the first, or if it is unknown.
     pub waiter_ahead: Option<Holder>,
+    /// For a permit: how many permits its record says there are; absent if it does not say it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
 }
 
 /// A process that waits in line.
@@ -157,6 +164,7 @@ impl HolderView {
             foreign: held.foreign.clone(),
             ahead: held.ahead,
             waiter_ahead: held.waiter_ahead.clone(),
+            size: held.size,
         }
     }
 
@@ -176,6 +184,7 @@ impl HolderView {
             foreign: self.foreign,
             ahead: self.ahead,
             waiter_ahead: self.waiter_ahead,
+            size: self.size,
         }
     }
 }
@@ -192,6 +201,7 @@ impl LockView {
             token: status.latest_token(),
             held_by: held.map(HolderView::of),
             waiters: status.waiters.iter().map(waiter).collect(),
+            size: status.size,
         }
     }
 }
@@ -221,7 +231,8 @@ impl LockDetail {
             waited: waiter.waited_ms.map(Duration::from_millis),
         };
         let waiters = lock.waiters.into_iter().map(waiter).collect();
-        Some(Status { token: lock.token, history, waiters, ..Status::new(name.clone(), state) })
+        let (token, size) = (lock.token, lock.size);
+        Some(Status { token, history, waiters, size, ..Status::new(name.clone(), state) })
     }
 }
 

@@ -28,6 +28,7 @@ mod rw_lock;
 mod semaphore;
 mod server;
 mod simulation;
+mod sizes;
 #[cfg(feature = "sqlite")]
 mod sqlite_processes;
 mod sweep;

@@ -141,6 +141,7 @@ async fn rule_5_our_own_unexpected_record_is_adopted_only_by_a_write() {
         ttl: claim.ttl,
         deadline: leasehold::lease::deadline(claim.ttl, client.clock.now()),
         at_limit: false,
+        size: None,
         memo: None,
     };
     assert!(client.leases.release(&mut unheard, None).await.is_err());
@@ -400,6 +401,7 @@ async fn rule_11_every_owner_of_its_ticket_may_renew_a_grant() {
         ttl: grant.ttl,
         deadline: grant.deadline,
         at_limit: false,
+        size: None,
         memo: None,
     };
     let mut tickets = [by_ticket(&grant), by_ticket(&grant)];

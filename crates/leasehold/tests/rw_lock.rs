@@ -18,7 +18,7 @@ fn index(client: &Client) -> RwLock {
 
 /// Returns the names of all parts of an exclusive hold.
 fn parts() -> Vec<LockName> {
-    let permits = (1..=RwLock::MAX_SHARED).map(|permit| format!("x/shared-{permit}"));
+    let permits = (1..=RwLock::DEFAULT_READERS).map(|permit| format!("x/shared-{permit}"));
     std::iter::once("x".to_owned()).chain(permits).map(|name| LockName::new(name).unwrap()).collect()
 }
 
@@ -69,7 +69,7 @@ async fn shared_holders_are_together_and_an_exclusive_one_is_alone() {
 
 #[tokio::test(start_paused = true)]
 async fn a_shared_hold_with_any_permit_keeps_an_exclusive_one_out() {
-    for permit in 1..=RwLock::MAX_SHARED {
+    for permit in 1..=RwLock::DEFAULT_READERS {
         let world = World::new();
         let (one, two) = (world.observer(1), world.observer(2));
         // Holding any permit is a shared hold.
@@ -93,7 +93,7 @@ async fn a_shared_hold_with_any_permit_keeps_an_exclusive_one_out() {
 async fn eight_hold_it_shared_and_a_ninth_waits() {
     let world = World::new();
     let mut guards: Vec<Guard> = Vec::new();
-    for machine in 0..RwLock::MAX_SHARED as u64 {
+    for machine in 0..RwLock::DEFAULT_READERS as u64 {
         guards.push(index(&world.observer(machine)).try_shared().await.unwrap());
     }
     let ninth = world.observer(9);

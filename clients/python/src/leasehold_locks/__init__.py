@@ -17,6 +17,7 @@ from ._errors import (
     LockHeld,
     LockLeftOpen,
     LockLost,
+    SizeError,
     StoreError,
 )
 from ._locker import Locker
@@ -70,6 +71,7 @@ __all__ = [
     "Ran",
     "Report",
     "RwLock",
+    "SizeError",
     "Status",
     "StoreError",
     "Waiter",

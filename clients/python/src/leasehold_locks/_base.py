@@ -106,7 +106,10 @@ class BaseLocker(Generic[L, W, E]):
         max_hold: Duration | None = None,
         store_timeout: Duration | None = None,
     ) -> L:
-        """Returns a lock with up to ``permits`` holders. ``permits`` is at most 64."""
+        """Returns a lock with up to ``permits`` holders. ``permits`` is at most 64.
+
+        The first acquisition records the number in the store. One with another number raises :class:`SizeError`.
+        """
         return self._lock(
             self._settings(
                 name,
@@ -125,6 +128,7 @@ class BaseLocker(Generic[L, W, E]):
         self,
         name: str,
         *,
+        readers: int | None = None,
         ttl: Duration | None = None,
         note: str | None = None,
         owner: str | None = None,
@@ -132,7 +136,11 @@ class BaseLocker(Generic[L, W, E]):
         max_hold: Duration | None = None,
         store_timeout: Duration | None = None,
     ) -> W:
-        """Returns a readers-writer lock. It has two locks: ``locker.rw_lock("index").shared`` and ``exclusive``."""
+        """Returns a readers-writer lock. It has two locks: ``locker.rw_lock("index").shared`` and ``exclusive``.
+
+        It has up to ``readers`` shared holders: 8 by default, and at most 64. The first acquisition records the
+        number in the store. One with another number raises :class:`SizeError`.
+        """
         shared, exclusive = (
             self._lock(
                 self._settings(
@@ -144,6 +152,7 @@ class BaseLocker(Generic[L, W, E]):
                     max_hold=max_hold,
                     store_timeout=store_timeout,
                     mode=mode,
+                    readers=readers,
                 )
             )
             for mode in ("shared", "exclusive")
@@ -197,6 +206,17 @@ class BaseLocker(Generic[L, W, E]):
     def _sweep(self, name: str, older_than: Duration, dry_run: bool) -> Operation[bool]:
         more = {"older_than_ms": milliseconds(older_than, "older_than"), "dry_run": dry_run}
         return Operation(self._request("sweep", name, **more), lambda answer: bool(expect(answer, "swept")["deleted"]))
+
+    def _resize(self, name: str, permits: int | None, readers: int | None, ttl: Duration | None) -> Operation[int]:
+        if (permits is None) == (readers is None):
+            raise TypeError("resize() takes either permits or readers")
+        more: Message = {"mode": "permit", "permits": permits}
+        if permits is None:
+            more = {"mode": "shared", "readers": readers}
+        if ttl is not None:
+            more["ttl_ms"] = milliseconds(ttl, "ttl")
+        request = self._request("resize", name, **more)
+        return Operation(request, lambda answer: int(expect(answer, "resized")["before"]), None)
 
     def _init(self) -> Operation[None]:
         return Operation(self._request("init"), _done)

@@ -14,6 +14,7 @@ __all__ = [
     "LockHeld",
     "LockLeftOpen",
     "LockLost",
+    "SizeError",
     "StoreError",
 ]
 
@@ -82,6 +83,21 @@ class StoreError(LeaseholdError):
         self.maybe_applied = maybe_applied
 
 
+class SizeError(StoreError):
+    """The store has another number of permits or readers for this name. ``Locker.resize`` changes it while nobody holds
+    the lock."""
+
+    #: The number that the acquisition asked for.
+    asked: int
+    #: The number in the store.
+    stored: int
+
+    def __init__(self, message: str, asked: int = 0, stored: int = 0, help: list[str] | None = None) -> None:
+        super().__init__(message, "invalid", help)
+        self.asked = asked
+        self.stored = stored
+
+
 class DeadlockError(LeaseholdError, RuntimeError):
     """The thread or task would wait forever: for a lock that it holds itself, or for another waiter that waits for a
     lock that this one holds, in a block each."""
@@ -128,4 +144,6 @@ def of_message(message: dict[str, Any]) -> LeaseholdError:
         return LockLost(text, "expired", help)
     if kind == "deadlock":
         return DeadlockError(text, help)
+    if (sizes := message.get("sizes")) is not None:
+        return SizeError(text, int(sizes["asked"]), int(sizes["stored"]), help)
     return StoreError(text, kind, help, bool(message.get("maybe_applied")))

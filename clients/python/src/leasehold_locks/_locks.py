@@ -237,7 +237,7 @@ class Holding:
 
 
 class RwLock:
-    """A lock with either several shared holders, at most eight, or one exclusive holder."""
+    """A lock with either several shared holders or one exclusive holder."""
 
     #: Held together with other shared holders.
     shared: Lock

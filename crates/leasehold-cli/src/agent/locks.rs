@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::{FutureExt as _, TryFutureExt as _};
 use leasehold::lease::Ttl;
-use leasehold::{Due, Guard, Lock, LockName, Locker, OncePer, Semaphore};
+use leasehold::{Due, Guard, Lock, LockName, Locker, OncePer, RwLock, Semaphore};
 
 use super::fields::{Fields, missing};
 use super::message::Answer;
@@ -82,18 +82,46 @@ fn kind(operation: &str, fields: &mut Fields) -> Result<Kind, Refusal> {
     }
     Ok(match mode.as_deref() {
         None | Some("lock") => Kind::Mode(Mode::Lock),
-        Some("permit") => {
-            let permits = fields.integer("permits", 1..=Semaphore::MAX_PERMITS as u64)?;
-            let permits = permits.and_then(|permits| usize::try_from(permits).ok());
-            Kind::Mode(Mode::Permit(permits.ok_or_else(|| missing("permits"))?))
-        }
-        Some("shared") => Kind::Mode(Mode::Shared),
-        Some("exclusive") => Kind::Mode(Mode::Exclusive),
+        Some("permit") => Kind::Mode(Mode::Permit(permits(fields)?)),
+        Some("shared") => Kind::Mode(Mode::Shared(readers(fields)?)),
+        Some("exclusive") => Kind::Mode(Mode::Exclusive(readers(fields)?)),
         Some("leader") => Kind::Leader { value: fields.text("value")? },
         Some(_) => {
             return Err(Refusal::invalid("`mode` must be lock, permit, shared, exclusive or leader"));
         }
     })
+}
+
+fn permits(fields: &mut Fields) -> Result<usize, Refusal> {
+    let permits = fields.integer("permits", 1..=Semaphore::MAX_PERMITS as u64)?;
+    permits.and_then(|permits| usize::try_from(permits).ok()).ok_or_else(|| missing("permits"))
+}
+
+fn readers(fields: &mut Fields) -> Result<usize, Refusal> {
+    let readers = fields.integer("readers", 1..=RwLock::MAX_READERS as u64)?;
+    Ok(readers.and_then(|readers| usize::try_from(readers).ok()).unwrap_or(RwLock::DEFAULT_READERS))
+}
+
+/// Reads the fields of `resize` and returns its work.
+pub(super) fn resize(session: Arc<Session>, mut fields: Fields) -> Result<Work, Refusal> {
+    let (store, name, mode) = (fields.text("store")?, fields.lock()?, fields.text("mode")?);
+    let (size, is_shared) = match mode.as_deref() {
+        Some("permit") => (permits(&mut fields)?, false),
+        Some("shared") => (readers(&mut fields)?, true),
+        _ => return Err(Refusal::invalid("`mode` of `resize` must be permit or shared")),
+    };
+    let settings = LockSettings::read(&mut fields)?;
+    fields.finish("resize")?;
+    Ok(async move {
+        let locker = session.stores.open_within(store, settings.store_timeout).await?;
+        let lock = settings.apply(locker.lock(name.as_str()));
+        let before = match is_shared {
+            true => lock.rw_lock().readers(size).resize().await?,
+            false => lock.semaphore(size).resize().await?,
+        };
+        Ok(Reply::Answer(Answer::new("resized", serde_json::json!({ "before": before }))))
+    }
+    .boxed())
 }
 
 fn policy(operation: &str, fields: &mut Fields) -> Result<WaitPolicy, Refusal> {

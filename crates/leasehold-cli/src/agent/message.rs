@@ -1,6 +1,7 @@
 //! The messages of the agent.
 
 use leasehold::clock::{Deadline, Moment, micros};
+use leasehold::error::Sizes;
 use leasehold::view::HolderView;
 use leasehold::{Loss, Released};
 use serde_json::{Map, Value, json};
@@ -46,6 +47,9 @@ impl Answer {
         }
         if refusal.refused_by.is_some() {
             error.fields.insert("refused_by".into(), json!(refusal.refused_by));
+        }
+        if let Some(Sizes { asked, stored, .. }) = refusal.sizes {
+            error.fields.insert("sizes".into(), json!({ "asked": asked, "stored": stored }));
         }
         if refusal.maybe_applied {
             error.fields.insert("maybe_applied".into(), true.into());

@@ -1,5 +1,6 @@
 //! [`Refusal`]: why a request failed, as reported to the host.
 
+use leasehold::error::Sizes;
 use leasehold::{Error, HolderInfo, Token};
 
 use crate::exit::Failure;
@@ -12,6 +13,7 @@ pub(super) struct Refusal {
     pub(super) help: Vec<String>,
     pub(super) held_by: Option<Box<HolderInfo>>,
     pub(super) refused_by: Option<Token>,
+    pub(super) sizes: Option<Sizes>,
     pub(super) maybe_applied: bool,
 }
 
@@ -45,14 +47,14 @@ impl From<Failure> for Refusal {
         let Failure { kind, message, help, .. } = failure;
         // An error that means a wrong command line elsewhere means a wrong field here.
         let kind = if kind == "usage" { "invalid".to_owned() } else { kind };
-        Self { kind, message, help, held_by: None, refused_by: None, maybe_applied: false }
+        Self { kind, message, help, held_by: None, refused_by: None, sizes: None, maybe_applied: false }
     }
 }
 
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
         let (held_by, refused_by) = (error.holder().cloned().map(Box::new), error.refused_by());
-        let maybe_applied = error.maybe_applied();
-        Self { held_by, refused_by, maybe_applied, ..Failure::from(error).into() }
+        let (sizes, maybe_applied) = (error.sizes(), error.maybe_applied());
+        Self { held_by, refused_by, sizes, maybe_applied, ..Failure::from(error).into() }
     }
 }

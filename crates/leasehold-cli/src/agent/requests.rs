@@ -23,6 +23,7 @@ fn read(session: &Arc<Session>, id: u64, operation: &str, mut fields: Fields) ->
     let session = session.clone();
     match operation {
         "acquire" | "try" | "once" => locks::acquire(session, id, operation, fields),
+        "resize" => locks::resize(session, fields),
         "release" => {
             let hold = fields.number("hold")?;
             let cooldown = fields.milliseconds("cooldown_ms", 1, OncePer::LONGEST)?;

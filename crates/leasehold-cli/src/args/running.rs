@@ -38,13 +38,13 @@ locks in common never wait for each other for ever. While it waits for one, it h
 when --wait is over, it releases them. If one lock is lost, all are lost. LEASEHOLD_LOCK and LEASEHOLD_TOKEN are then \
 unset: LEASEHOLD_TOKENS has the token of each lock, as JSON. --max-hold counts from the grant of the last lock.
 
-With --permits N, LOCK is a semaphore with N permits: the locks LOCK/permit-1 to LOCK/permit-N. All processes must \
-use the same N. If they differ, LOCK has up to as many holders as the largest N. Without --permits, leasehold acquires \
+With --permits N, LOCK is a semaphore with N permits: the locks LOCK/permit-1 to LOCK/permit-N. The first \
+acquisition records N in the store. Others with another N fail; `leasehold resize` changes it. Without --permits, leasehold acquires \
 LOCK as a plain lock, and does NOT wait for permits. On some stores, processes that wait for a permit wait for the \
 lock LOCK/permit-queue; `show` lists them.
 
 With --shared and --exclusive, LOCK is a readers-writer lock: up to eight readers (LOCK/shared-1 to LOCK/shared-8), \
-or one writer. Without these flags, leasehold acquires LOCK as a plain lock and does NOT wait for readers: if some \
+or one writer. --readers N admits N readers; it is recorded like N of --permits, and a writer holds N + 1 locks. Without these flags, leasehold acquires LOCK as a plain lock and does NOT wait for readers: if some \
 processes use --shared, all others must use --exclusive.
 
 With --ticket, the command runs under a lock from `leasehold acquire`. leasehold renews the lease before, during and \
@@ -77,7 +77,7 @@ pub(crate) struct RunArgs {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = IN_VARIABLE,
-        conflicts_with_all = ["locks", "try_once", "wait", "barge", "on_deadlock", "conflict_exit_code", "store_timeout", "HolderArgs", "permits", "shared", "exclusive", "ttl", "max_hold"],
+        conflicts_with_all = ["locks", "try_once", "wait", "barge", "on_deadlock", "conflict_exit_code", "store_timeout", "HolderArgs", "permits", "shared", "exclusive", "readers", "ttl", "max_hold"],
     )]
     pub(crate) ticket: Option<OsString>,
     /// Release the lock of the ticket when the command has ended

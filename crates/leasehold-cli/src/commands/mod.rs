@@ -15,6 +15,7 @@ mod once;
 mod put;
 mod release;
 mod renew;
+mod resize;
 mod run;
 #[cfg(feature = "serve")]
 mod serve;
@@ -90,6 +91,7 @@ fn execute(context: &Context, subcommand: Subcommand) -> Result<Exit, Failure> {
         Subcommand::History(args) => on(small_runtime(), history::history(context, args)),
         Subcommand::Wait(args) => on(small_runtime(), wait::wait(context, args)),
         Subcommand::Evict(args) => on(small_runtime(), evict::evict(context, args)),
+        Subcommand::Resize(args) => on(run_runtime(), resize::resize(context, args)),
         Subcommand::Sweep(args) => on(small_runtime(), sweep::sweep(context, args)),
         Subcommand::Update(args) => on(small_runtime(), update::update(context, args)),
         Subcommand::Put(args) => on(small_runtime(), put::put(context, args)),

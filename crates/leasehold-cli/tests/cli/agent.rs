@@ -448,3 +448,32 @@ fn the_agent_holds_several_locks_together() {
     let one = agent.ask(json!({ "op": "acquire", "locks": ["a"] }));
     assert_eq!(one["tokens"]["a"], one["token"]);
 }
+
+#[test]
+fn the_agent_tells_both_numbers_of_permits_and_changes_that_of_the_store() {
+    let sandbox = Sandbox::new();
+    let mut agent = Agent::greeted(&sandbox);
+    let permit =
+        |permits: u64| json!({ "op": "try", "lock": "render", "mode": "permit", "permits": permits });
+    let held = agent.ask(permit(2));
+    let refused = agent.ask(permit(3));
+    assert_eq!(
+        (&refused["kind"], &refused["sizes"]),
+        (&json!("invalid"), &json!({ "asked": 3, "stored": 2 }))
+    );
+    let resize = json!({ "op": "resize", "lock": "render", "mode": "permit", "permits": 3 });
+    assert_eq!(agent.ask(resize.clone())["kind"], "held");
+    agent.ask(json!({ "op": "release", "hold": held["hold"] }));
+    let resized = agent.ask(resize);
+    assert_eq!((&resized["ev"], &resized["before"]), (&json!("resized"), &json!(2)));
+    assert_eq!(agent.ask(permit(3))["ev"], "held");
+    let reader = json!({ "op": "try", "lock": "index", "mode": "shared", "readers": 12 });
+    assert_eq!(agent.ask(reader)["ev"], "held");
+    let writer = agent.ask(json!({ "op": "try", "lock": "index", "mode": "exclusive" }));
+    assert_eq!(writer["sizes"], json!({ "asked": 8, "stored": 12 }));
+    for wrong in
+        [json!({ "op": "resize", "lock": "x" }), json!({ "op": "resize", "lock": "x", "mode": "permit" })]
+    {
+        assert_eq!(agent.ask(wrong.clone())["kind"], "invalid", "{wrong}");
+    }
+}

@@ -2,7 +2,7 @@
 
 use crate::support::{Outcome, Sandbox};
 
-const SUBCOMMANDS: [&str; 21] = [
+const SUBCOMMANDS: [&str; 22] = [
     "run",
     "once",
     "elect",
@@ -14,6 +14,7 @@ const SUBCOMMANDS: [&str; 21] = [
     "history",
     "wait",
     "evict",
+    "resize",
     "sweep",
     "update",
     "put",
@@ -45,6 +46,7 @@ fn every_subcommand_has_help() {
         "ls",
         "wait",
         "evict",
+        "resize",
         "sweep",
         "update",
         "put",

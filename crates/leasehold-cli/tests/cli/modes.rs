@@ -173,3 +173,34 @@ fn a_run_blocked_by_its_parent_reports_it() {
         );
     }
 }
+
+#[test]
+fn another_number_of_permits_or_readers_is_refused_until_a_resize() {
+    let sandbox = Sandbox::new();
+    sandbox.run("run render --permits 2 -- true").expect(0);
+    let refused = sandbox.run("run render --permits 3 -- true").expect(125).stderr;
+    let says = "error: `render` has 2 permits in the store, and this acquisition asks for 3\n";
+    assert!(refused.starts_with(says) && refused.contains("leasehold resize render 3"), "{refused}");
+    let holder = held(&sandbox, "run render --permits 2 --owner alice");
+    let refused = sandbox.run("resize render 3").expect(123).stderr;
+    assert!(
+        refused.contains("`render` cannot be resized while it is held") && refused.contains("alice@"),
+        "{refused}"
+    );
+    ended(holder);
+    assert_eq!(sandbox.run("resize render 3").expect(0).stdout, "render has 3 permits; it had 2\n");
+    sandbox.run("run -n render --permits 3 -- true").expect(0);
+    sandbox.run("run index --shared --readers 2 -- true").expect(0);
+    sandbox.run("run index --exclusive -- true").expect(125);
+    let resized: Value =
+        serde_json::from_str(&sandbox.run("resize index 3 --json").expect(0).stdout).unwrap();
+    assert_eq!((&resized["before"], &resized["readers"]), (&2.into(), &3.into()));
+    sandbox.run("run index --exclusive --readers 3 -- true").expect(0);
+    assert!(
+        sandbox.run("resize nothing 3").expect(125).stderr.contains("has no number"),
+        "the name is wrong"
+    );
+    for wrong in ["run x --readers 3 -- true", "run x --permits 2 --readers 3 -- true", "resize render 65"] {
+        sandbox.run(wrong).expect(2);
+    }
+}

@@ -1,7 +1,7 @@
 //! Semaphores: a limited number of permits, each of which is a lock.
 
-use futures_util::future::{join, join_all};
-use leasehold::{ErrorKind, State};
+use futures_util::future::{join, join_all, try_join_all};
+use leasehold::{ErrorKind, Guard, Locker, State};
 
 use super::Harness;
 use super::client::{Client, LONG, name};
@@ -99,6 +99,62 @@ pub async fn waiters_are_granted_permits_in_order(harness: &dyn Harness) {
     }
     second.unwrap().release().await.unwrap();
     one.within("the waiters", join_all(waiters)).await;
+}
+
+/// The store keeps the number of permits, whatever is done with the locks of the permits. Clients with another number get an
+/// error. A resize changes the number. Applies to stores with [`sizes`](leasehold::lease::Capabilities::sizes). On the
+/// others, a resize is refused.
+pub async fn clients_with_different_numbers_of_permits_learn_it(harness: &dyn Harness) {
+    let (one, here) = locker(harness, "one").await;
+    let (_, there) = locker(harness, "two").await;
+    let of = |locker: &Locker, permits| locker.semaphore("s", permits).ttl(LONG);
+    let differ = |refused: leasehold::Result<Guard>, asked, stored| {
+        let error = refused.unwrap_err();
+        let sizes = error.sizes().unwrap_or_else(|| panic!("{error:?}"));
+        assert_eq!((sizes.asked, sizes.stored), (asked, stored), "{error:?}");
+    };
+    if !one.store.capabilities().sizes {
+        assert_eq!(of(&here, 2).resize().await.unwrap_err().kind(), ErrorKind::Unsupported);
+        return;
+    }
+    let guard = one.within("a permit", of(&here, 2).acquire()).await.unwrap();
+    differ(of(&there, 3).acquire().await, 3, 2);
+    differ(of(&there, 1).try_acquire().await, 1, 2);
+    assert_eq!(of(&there, 3).resize().await.unwrap_err().kind(), ErrorKind::Held);
+    guard.release().await.unwrap();
+    differ(of(&there, 3).acquire().await, 3, 2);
+    // Each permit has the number now, and other writes of its record keep it.
+    for locker in [&here, &there] {
+        let both = one.within("both permits", join(of(locker, 2).acquire(), of(locker, 2).acquire())).await;
+        both.0.unwrap().release().await.unwrap();
+        both.1.unwrap().release().await.unwrap();
+    }
+    for permit in ["s/permit-1", "s/permit-2"] {
+        for locker in [&there, &here] {
+            let plain = one.within("a plain lock", locker.lock(permit).ttl(LONG).acquire()).await.unwrap();
+            plain.renew().await.unwrap();
+            plain.release().await.unwrap();
+        }
+        let plain = one.within("a plain lock", here.lock(permit).ttl(LONG).acquire()).await.unwrap();
+        let token = one.inspect(&name(permit)).await.token.unwrap();
+        one.evict(&name(permit), token).await;
+        drop(plain);
+        assert_eq!(one.inspect(&name(permit)).await.size, Some(2));
+    }
+    differ(of(&there, 3).acquire().await, 3, 2);
+    assert_eq!(one.within("the resize", of(&there, 3).resize()).await.unwrap(), 2);
+    for _ in 0..3 {
+        differ(of(&here, 2).acquire().await, 2, 3);
+    }
+    let three = of(&here, 3);
+    let all = one.within("three permits", try_join_all((0..3).map(|_| three.acquire()))).await.unwrap();
+    assert_eq!(of(&there, 3).try_acquire().await.unwrap_err().kind(), ErrorKind::Held);
+    for guard in all {
+        guard.release().await.unwrap();
+    }
+    assert_eq!(one.within("the resize", of(&here, 1).resize()).await.unwrap(), 3);
+    differ(of(&there, 3).try_acquire().await, 3, 1);
+    of(&there, 1).try_acquire().await.unwrap().release().await.unwrap();
 }
 
 /// Returns how many processes wait for a permit of `s`. They hold the lock of the queue or wait for it. On stores

@@ -15,6 +15,7 @@ fn from_ticket(grant: &Grant) -> Grant {
         ttl: grant.ttl,
         deadline: grant.deadline,
         at_limit: false,
+        size: None,
         memo: None,
     }
 }

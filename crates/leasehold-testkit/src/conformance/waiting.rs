@@ -196,6 +196,7 @@ async fn withdraw(client: &Client, claim: &Claim) {
         ttl: claim.ttl,
         deadline: deadline(claim.ttl, client.env().now()),
         at_limit: false,
+        size: None,
         memo: None,
     };
     client.release(&mut withdrawn).await;

@@ -183,6 +183,7 @@ fn copy(grant: &Grant) -> Grant {
         ttl: grant.ttl,
         deadline: grant.deadline,
         at_limit: grant.at_limit,
+        size: grant.size,
         // The store is SQLite, which only checks whether there is a memo.
         memo: grant.memo.as_ref().map(|_| Box::new(()) as Box<_>),
     }

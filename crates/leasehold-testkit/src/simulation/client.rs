@@ -36,6 +36,8 @@ pub(super) struct Client {
     pub(super) acquisitions: u32,
     /// Whether it acquires all of several locks.
     pub(super) wants_all: bool,
+    /// How many permits the acquisitions of the last client ask for.
+    pub(super) permits: Option<usize>,
     /// The limit of the hold of the latest acquisition, and when that hold was known to have begun, in true time.
     limit: Option<(Duration, Duration)>,
     /// The note of the latest acquisition.
@@ -74,6 +76,7 @@ impl Client {
             ttl: ttl.max(leasehold::lease::Ttl::MIN),
             acquisitions: 0,
             wants_all: false,
+            permits: None,
             limit: None,
             note: String::new(),
             resource,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold::Register as _;
 use leasehold::clock::{RATE_ERROR, timeout};
 use leasehold::lease::Ttl;
-use leasehold::{Guard, LockName, RwLock};
+use leasehold::{Guard, Lock, LockName, RwLock};
 
 use super::checker::{Checker, Held};
 use super::client::Client;
@@ -31,11 +31,7 @@ impl Client {
                     candidate.campaign().await?
                 })
             }
-            Workload::Semaphore(permits) => {
-                let semaphore = lock.semaphore(permits);
-                let guard = if tries { semaphore.try_acquire().await? } else { semaphore.acquire().await? };
-                return Ok((guard, Held::Permit(permits)));
-            }
+            Workload::Semaphore(permits) => return self.permit(lock, permits, tries).await,
             Workload::RwLock if self.random.u8(..3) > 0 => {
                 let lock = lock.rw_lock();
                 let guard = if tries { lock.try_shared().await? } else { lock.shared().await? };
@@ -55,6 +51,29 @@ impl Client {
             }
         };
         Ok((guard, Held::Alone))
+    }
+
+    /// Acquires one of `permits` permits, or of another number. If the store has yet another number, may change it.
+    async fn permit(&mut self, lock: Lock, permits: usize, tries: bool) -> leasehold::Result<(Guard, Held)> {
+        let has_sizes = self.locker.capabilities().sizes;
+        let permits = match self.permits {
+            Some(permits) => permits,
+            None if has_sizes && self.random.u8(..6) == 0 => permits % 3 + 1,
+            None => permits,
+        };
+        let semaphore = lock.semaphore(permits);
+        let acquired = if tries { semaphore.try_acquire().await } else { semaphore.acquire().await };
+        if let Err(error) = &acquired
+            && let Some(sizes) = error.sizes()
+        {
+            self.world.checker.lock().history.disagreed += 1;
+            if self.wants_all {
+                self.permits = usize::try_from(sizes.stored).ok();
+            } else if self.random.bool() && semaphore.resize().await.is_ok() {
+                self.world.checker.lock().history.resized += 1;
+            }
+        }
+        Ok((acquired?, Held::Permit(permits)))
     }
 
     /// Returns how long after its last renewal a lock is free again: ttl (1 + rho) + delta on the slowest clock, a
@@ -89,7 +108,7 @@ impl Client {
             }
         }
         if self.plan().workload == Workload::RwLock {
-            for n in 1..=RwLock::MAX_SHARED {
+            for n in 1..=RwLock::DEFAULT_READERS {
                 longest = longest.max(self.dead_waiters_of(&format!("{LOCK}/shared-{n}")).await);
             }
         }
@@ -126,7 +145,8 @@ impl Client {
     /// [`bound`](Self::bound) plus [`dead_waiters`](Self::dead_waiters).
     pub(super) async fn acquire_all(&mut self, invariant: &'static str) -> Vec<Guard> {
         let bound = self.bound() + self.dead_waiters().await;
-        let (all, bound) = match self.plan().workload {
+        let (mut all, bound) = match self.plan().workload {
+            // The first of these acquisitions may learn that the store has another number.
             Workload::Semaphore(permits) => (permits, bound),
             // The permits are tried only once the gate is held.
             Workload::RwLock => (1, bound * 2),
@@ -135,12 +155,15 @@ impl Client {
             Workload::Lock | Workload::Election => (1, bound),
         };
         self.wants_all = true;
+        self.permits =
+            if let Workload::Semaphore(permits) = self.plan().workload { Some(permits) } else { None };
         let (clock, mut guards) = (self.host.clone(), Vec::new());
         let whole = async {
             while guards.len() < all {
                 match self.acquire().await {
                     Ok((_, Held::Shared)) => {}
                     Ok((guard, _)) => guards.push(guard),
+                    Err(error) if error.sizes().is_some() => all = self.permits.unwrap_or(all),
                     Err(error) if error.kind() == leasehold::ErrorKind::Held => self.rest(200).await,
                     Err(error) => return Err(error.to_string()),
                 }
@@ -176,7 +199,10 @@ impl Checker {
             .into_iter()
             .filter(|(_, guard)| guard.upgrade().is_some_and(|guard| guard.check().is_ok()))
             .map(|(how, _)| how);
-        let (alone, others): (Vec<_>, Vec<_>) = believed.partition(|how| *how == Held::Alone);
+        let believed: Vec<_> = believed.collect();
+        let other = believed.iter().find(|other| matches!(other, Held::Permit(_)) && **other != how);
+        let other = other.filter(|_| matches!(how, Held::Permit(_))).copied();
+        let (alone, others): (Vec<_>, Vec<_>) = believed.into_iter().partition(|how| *how == Held::Alone);
         let (alone, others) = (alone.len(), others.len());
         let mut checked = self.lock();
         checked.history.checks += usize::from(how != Held::Alone);
@@ -185,6 +211,10 @@ impl Checker {
             && others > permits
         {
             checked.violates("S1", format!("{others} of {permits} permits are believed in"));
+        }
+        // Their numbers differ, so there was a resize between two holds that are both believed in.
+        if let Some(other) = other {
+            checked.violates("S3", format!("{how:?} and {other:?} are believed in at once"));
         }
         if alone > 1 || (alone > 0 && others > 0) {
             checked.violates("S2", format!("{alone} hold it exclusively, and {others} shared"));

@@ -231,6 +231,7 @@ impl Store {
             ttl: claim.ttl,
             deadline: promised,
             at_limit: false,
+            size: None,
             memo: Some(Box::new(())),
         }
     }

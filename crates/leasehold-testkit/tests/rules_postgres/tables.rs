@@ -7,7 +7,7 @@ use super::*;
 async fn tables_on_which_locks_are_unsafe_are_refused() {
     let fresh = fresh();
     let columns = "(name text PRIMARY KEY, lock_until TIME NOT NULL, locked_at TIME NOT NULL, locked_by text NOT NULL,
-        version text, token bigint, prev_token bigint, served bigint, written_us bigint, is_open boolean, record json,
+        version text, token bigint, prev_token bigint, served bigint, size bigint, written_us bigint, is_open boolean, record json,
         history json, line jsonb)";
     for (number, (kind, time, named)) in [
         ("UNLOGGED TABLE", "timestamp", "UNLOGGED"),

@@ -54,6 +54,14 @@ impl Semaphore {
     pub fn acquire_within(&self, limit: Duration) -> Result<Guard> {
         wait(self.lock.acquire_within(limit)).map(Guard::new)
     }
+
+    /// Changes the number of permits in the store to that of this handle, and returns the number before.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`crate::Semaphore::resize`].
+    pub fn resize(&self) -> Result<u64> {
+        wait(self.lock.resize())
+    }
 }
 
 /// A handle to a readers-writer lock, which has several shared holders or one exclusive holder. See [`crate::RwLock`].
@@ -80,6 +88,21 @@ impl RwLock {
     }
 
     settings!();
+
+    /// Sets how many shared holders there can be at once, like [`crate::RwLock::readers`].
+    #[must_use]
+    pub fn readers(mut self, readers: usize) -> Self {
+        self.lock = self.lock.readers(readers);
+        self
+    }
+
+    /// Changes the number of readers in the store to that of this handle, and returns the number before.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`crate::RwLock::resize`].
+    pub fn resize(&self) -> Result<u64> {
+        wait(self.lock.resize())
+    }
 
     /// Acquires a shared hold, waiting for as long as it takes.
     ///

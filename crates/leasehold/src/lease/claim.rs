@@ -53,6 +53,8 @@ pub struct Claim {
     ///
     /// [`AcquireOutcome::Lost`]: super::AcquireOutcome::Lost
     pub repeatable: bool,
+    /// The [size](super::Grant::size) that the grant records if the lock's record has none.
+    pub size: Option<u64>,
     /// Whether to read the line even if the lock's record does not show that processes wait.
     pub(crate) reads_line: bool,
     /// The claim's place in the line.
@@ -99,6 +101,7 @@ impl Claim {
             last_error: LastError::default(),
             barges: false,
             repeatable: false,
+            size: None,
             reads_line: false,
             place: Place::default(),
             permit_queue: None,

@@ -120,6 +120,7 @@ impl Lock {
                 ttl: claim.ttl,
                 deadline: deadline(claim.ttl, store.env().now()),
                 at_limit: false,
+                size: None,
                 memo: None,
             };
             if let Renewal::Lost(_) = store.renew(&mut grant).await? {

@@ -56,6 +56,7 @@ async fn in_time<N: NativeLeases>(
         ttl: claim.ttl,
         deadline,
         at_limit: false,
+        size: None,
         memo: Some(Box::new(memo)),
     };
     if !grant.deadline.passed(leases.env().now()) {

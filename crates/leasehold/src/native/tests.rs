@@ -177,7 +177,7 @@ fn renewed() -> Reply {
 fn grant(store: &Store) -> Grant {
     let Claim { name, id, ttl, .. } = claim(store);
     let deadline = crate::lease::deadline(ttl, store.env().now());
-    Grant { name, token: token(), after: None, id, ttl, deadline, at_limit: false, memo: None }
+    Grant { name, token: token(), after: None, id, ttl, deadline, at_limit: false, size: None, memo: None }
 }
 
 fn is_maybe<T: fmt::Debug>(answer: Result<T, StoreError>) -> bool {

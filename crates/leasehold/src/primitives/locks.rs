@@ -9,7 +9,7 @@ use crate::guard::Guard;
 use crate::lease::HolderInfo;
 use crate::lock::Lock;
 use crate::locker::Locker;
-use crate::primitives::permits::Blockers;
+use crate::primitives::blockers::Blockers;
 use crate::primitives::together::{OnWaitFor, Patience, Together};
 use crate::runtime::task;
 use crate::settings::settings;

@@ -4,26 +4,73 @@
 //! The locks alone provide safety. This module finds a free permit with few requests, and waits for any of them. For
 //! each set of permits, a process is one contender, which serves its tasks in the order of their arrival.
 
-use std::collections::BTreeMap;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::select_all;
 use tokio::sync::Notify;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::guard::Guard;
-use crate::lease::{Holder, HolderInfo, LossReason, PermitQueue, State};
+use crate::lease::{Holder, HolderInfo, PermitQueue, State};
 use crate::lock::Lock;
+use crate::primitives::blockers::Blockers;
+use crate::primitives::together::give_back;
 use crate::runtime::outage::Outage;
 use crate::runtime::queue::{Entry, Queue, Turn};
 use crate::runtime::renewer::Hold;
 use crate::runtime::task;
 use crate::types::LockName;
 
-/// The maximum number of holders that an error names.
-const MAX_NAMED: usize = 4;
+/// What permits are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Permits of a semaphore.
+    Permit,
+    /// Shared holds of a readers-writer lock.
+    Shared,
+}
+
+impl Kind {
+    /// Returns the word in the names of the permits.
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Permit => "permit",
+            Self::Shared => "shared",
+        }
+    }
+
+    /// Returns the plural of the permits, for people.
+    const fn plural(self) -> &'static str {
+        match self {
+            Self::Permit => "permits",
+            Self::Shared => "shared permits",
+        }
+    }
+
+    /// Returns what their number counts, for people.
+    pub(crate) const fn counted(self) -> &'static str {
+        match self {
+            Self::Permit => "permits",
+            Self::Shared => "readers",
+        }
+    }
+
+    /// Returns the first permit below `name`. Its record has the size.
+    pub(crate) fn first(self, name: &LockName) -> Result<LockName> {
+        Ok(LockName::new(format!("{name}/{}-1", self.as_str()))?)
+    }
+}
+
+/// The result of a try of each permit.
+enum Round {
+    Granted(Guard),
+    /// All are held.
+    Held,
+    /// One was free, but the first permit has no size yet.
+    Unsized,
+}
 
 /// The permits `NAME/KIND-1` to `NAME/KIND-N`.
 #[derive(Clone)]
@@ -32,8 +79,7 @@ pub(crate) struct Permits {
     lock: Lock,
     name: LockName,
     permits: Vec<LockName>,
-    /// The plural name of the permits, for people.
-    plural: &'static str,
+    kind: Kind,
     /// Whether an acquisition first waits until the lock `NAME` itself is free.
     gated: bool,
 }
@@ -43,16 +89,27 @@ impl Permits {
     ///
     /// # Errors
     /// Returns [`ErrorKind::Invalid`] if the settings of `lock` are invalid.
-    pub(crate) fn new(lock: &Lock, kind: &str, plural: &'static str, count: usize) -> Result<Self> {
+    pub(crate) fn new(lock: &Lock, kind: Kind, count: usize) -> Result<Self> {
         let name = lock.checked()?;
-        let permit = |number| LockName::new(format!("{name}/{kind}-{number}"));
+        let permit = |number| LockName::new(format!("{name}/{}-{number}", kind.as_str()));
         let permits = (1..=count).map(permit).collect::<std::result::Result<Vec<_>, _>>()?;
         let (lock, capabilities) = (lock.clone(), lock.locker().capabilities());
         let lock = if capabilities.permits_in_order { lock } else { lock.barge() };
         // The waiters for a single permit use its line.
         let queues = capabilities.queues_permits && count > 1 && !lock.barges();
-        let queue = queues.then(|| PermitQueue::new(&name, kind)).transpose()?;
-        Ok(Self { lock: lock.queued(queue), name, permits, plural, gated: false })
+        let queue = queues.then(|| PermitQueue::new(&name, kind.as_str())).transpose()?;
+        let permits = Self { lock: lock.queued(queue), name, permits, kind, gated: false };
+        Ok(Self { lock: permits.sized(&permits.lock), ..permits })
+    }
+
+    /// Returns `lock`, so that its acquisition of the first permit records how many there are.
+    pub(crate) fn sized(&self, lock: &Lock) -> Lock {
+        match self.permits.first() {
+            Some(first) if lock.locker().capabilities().sizes => {
+                lock.clone().sized(first.clone(), self.count())
+            }
+            _ => lock.clone(),
+        }
     }
 
     /// Puts the permits behind a gate: an acquisition first waits until the lock `NAME` is free. This gives the holder
@@ -93,7 +150,13 @@ impl Permits {
             && let State::Held(held) = self.lock.locker().inspect(&self.name).await?.state
         {
             seen.note(&self.name, held);
-        } else if let Some(guard) = self.round(&seen).await? {
+            return Err(self.refused(&seen, HolderInfo::default()));
+        }
+        let mut round = self.round(&seen, false).await?;
+        if matches!(round, Round::Unsized) {
+            round = self.round(&seen, true).await?;
+        }
+        if let Round::Granted(guard) = round {
             return Ok(guard);
         }
         Err(self.refused(&seen, HolderInfo::default()))
@@ -137,7 +200,8 @@ impl Permits {
         let turn = self.queue().turn(entry, self.lock.on_waiting()).await;
         turn.notes_errors_in(self.lock.last_error());
         let mut outage = self.lock.outage();
-        let mut attempt = Attempt { permits: self.clone(), tried: false, may_queue: true, first: None };
+        let mut attempt =
+            Attempt { permits: self.clone(), tried: false, lacks_size: false, may_queue: true, first: None };
         loop {
             match attempt.advance(&turn, seen, &mut outage).await {
                 Ok(Some(guard)) => return Ok(guard),
@@ -156,17 +220,33 @@ impl Permits {
 
     /// Waits until the gate is free. Returns whether it was held.
     async fn pass_gate(&self, turn: &Turn<Hold>, seen: &Blockers, outage: &mut Outage) -> Result<bool> {
-        let (store, mut waited) = (self.lock.locker().store(), false);
         if !self.gated {
             return Ok(false);
         }
-        while let State::Held(held) = store.inspect(&self.name).await?.state {
-            seen.note(&self.name, held.clone());
+        self.pass(&self.name, turn, seen, outage).await
+    }
+
+    /// Waits until the lock `name` is free, or until it has a size, if it is a permit. Returns whether it waited.
+    async fn pass(
+        &self,
+        name: &LockName,
+        turn: &Turn<Hold>,
+        seen: &Blockers,
+        outage: &mut Outage,
+    ) -> Result<bool> {
+        let (store, mut waited) = (self.lock.locker().store(), false);
+        loop {
+            let status = store.inspect(name).await?;
+            let State::Held(held) = status.state else { break };
+            if status.size.is_some() && *name != self.name {
+                break;
+            }
+            seen.note(name, held.clone());
             turn.report_holder(held.clone());
             self.lock.report_holder(&held);
             waited = true;
             // Ignore a transient error: the next poll has its own timeout.
-            if let Err(error) = store.changed(&self.name, &held).await
+            if let Err(error) = store.changed(name, &held).await
                 && !error.is_transient()
             {
                 return Err(error.into());
@@ -175,22 +255,75 @@ impl Permits {
             outage.end();
         }
         outage.end();
-        seen.forget(&self.name);
+        seen.forget(name);
         Ok(waited)
     }
 
     /// Tries each permit once. Starts with a random permit, so that processes that start together do not all try the
-    /// same one first.
-    async fn round(&self, seen: &Blockers) -> Result<Option<Guard>> {
+    /// same one first, or with the first one.
+    async fn round(&self, seen: &Blockers, from_first: bool) -> Result<Round> {
         let count = self.permits.len();
         let start = (self.lock.locker().store().env().random.fraction() * count as f64) as usize;
+        let start = if from_first { 0 } else { start };
         for permit in self.permits.iter().cycle().skip(start).take(count) {
             match seen.free(permit, self.lock.renamed(permit).try_acquire().await)? {
-                Some(guard) => return Ok(Some(guard)),
+                Some(guard) => {
+                    return Ok(self.settled(guard).await?.map_or(Round::Unsized, Round::Granted));
+                }
                 None => continue,
             }
         }
-        Ok(None)
+        // A held permit has the size of the first one. Without this, the acquisition would wait to learn it.
+        match seen.other_size(self.count()) {
+            Some(stored) => Err(self.other_size(stored)),
+            None => Ok(Round::Held),
+        }
+    }
+
+    /// Returns how many permits there are.
+    pub(crate) fn count(&self) -> u64 {
+        self.permits.len() as u64
+    }
+
+    /// Returns the error for permits that have another size in the store.
+    pub(crate) fn other_size(&self, stored: u64) -> Error {
+        Error::other_size(&self.name, self.kind.counted(), self.count(), stored)
+    }
+
+    /// Compares the size in the store with that of this acquisition, which holds `guard`: any permit, or all of them.
+    /// Returns `None` if the store has none. The guard is released then, and after an error.
+    ///
+    /// The size stands in the record of the first permit. It is read *after* the grant of the other permit, and is changed
+    /// only by a [resize](super::resize), which holds all permits. So while the guard is held, the size stays the same. The
+    /// next renewal or release also records it in the other permit. The next grant of that permit then needs no read: it is
+    /// cleared before the first permit changes.
+    pub(crate) async fn settled(&self, guard: Guard) -> Result<Option<Guard>> {
+        let asked = self.count();
+        let is_known = guard.parts().is_empty() && guard.size() == Some(asked);
+        if is_known || !self.lock.locker().capabilities().sizes {
+            return Ok(Some(guard));
+        }
+        let name = self.kind.first(&self.name)?;
+        let first = guard.part(&name);
+        let stored = match first {
+            Some(first) => first.size(),
+            None => self.lock.locker().inspect(&name).await?.size,
+        };
+        match (stored, first) {
+            (Some(stored), _) if stored != asked => {
+                give_back(&self.lock, vec![guard]).await;
+                return Err(self.other_size(stored));
+            }
+            (Some(_), Some(_)) => {}
+            (Some(_), None) => guard.set_size(asked),
+            // Another task of this process has passed it on, which acquired it as a plain lock.
+            (None, Some(first)) => first.record_size(asked).await?,
+            (None, None) => {
+                give_back(&self.lock, vec![guard]).await;
+                return Ok(None);
+            }
+        }
+        Ok(Some(guard))
     }
 
     /// Waits for all permits at once, and returns the first that is granted. If permits are granted in order, the task
@@ -239,7 +372,7 @@ impl Permits {
         }
         let message = match self.permits.len() {
             1 => format!("the permit of `{}` is held", self.name),
-            several => format!("all {several} {} of `{}` are held", self.plural, self.name),
+            several => format!("all {several} {} of `{}` are held", self.kind.plural(), self.name),
         };
         match seen.soonest() {
             Some(soonest) => Error::held_as(format!("{message}: {}", seen.described()), soonest),
@@ -255,6 +388,8 @@ struct Attempt {
     permits: Permits,
     /// Whether each permit was tried since the last wait.
     tried: bool,
+    /// Whether a permit was free, but the first one had no size.
+    lacks_size: bool,
     may_queue: bool,
     /// The guard of the lock of the [`PermitQueue`], once this process is the first in the queue.
     first: Option<Guard>,
@@ -268,22 +403,49 @@ impl Attempt {
         seen: &Blockers,
         outage: &mut Outage,
     ) -> Result<Option<Guard>> {
-        let waited = self.permits.pass_gate(turn, seen, outage).await?;
+        let mut waited = self.permits.pass_gate(turn, seen, outage).await?;
+        if self.lacks_size {
+            // A plain lock may hold it. Until it is free, no permit can be used.
+            let first = self.permits.kind.first(&self.permits.name)?;
+            waited |= self.permits.pass(&first, turn, seen, outage).await?;
+        }
         if waited || !self.tried {
             self.tried = true;
-            return self.permits.round(seen).await;
+            let from_first = std::mem::take(&mut self.lacks_size);
+            return match self.permits.round(seen, from_first).await? {
+                Round::Granted(guard) => Ok(Some(guard)),
+                Round::Held => Ok(None),
+                Round::Unsized => {
+                    if from_first {
+                        let store = self.permits.lock.locker().store();
+                        store.env().sleep(store.capabilities().poll_interval.min).await;
+                    }
+                    self.noted(None)
+                }
+            };
         }
         let Some(queue) = self.permits.lock.queue_of_permits().filter(|_| self.may_queue) else {
-            return self.permits.first_of_all(turn, seen).await.map(Some);
+            let guard = self.permits.first_of_all(turn, seen).await?;
+            let settled = self.permits.settled(guard).await?;
+            return self.noted(settled);
         };
         if self.permits.are_of_this_process()
             && let Some(guard) = self.permits.first_of_this_process(turn, seen).await?
         {
-            return Ok(Some(guard));
+            let settled = self.permits.settled(guard).await?;
+            return self.noted(settled);
         }
         let queue = queue.clone();
         self.queue_up(queue, turn, seen).await;
         Ok(None)
+    }
+
+    /// Returns a permit whose size is the one in the store. Without one, the next step begins with the first permit.
+    fn noted(&mut self, settled: Option<Guard>) -> Result<Option<Guard>> {
+        if settled.is_none() {
+            (self.lacks_size, self.tried) = (true, false);
+        }
+        Ok(settled)
     }
 
     /// Waits until this process is the first in the queue for the permits. When this attempt is dropped, after a grant,
@@ -315,83 +477,5 @@ impl Attempt {
         self.first = first.ok();
         let first_since = Some(now);
         self.permits.lock = self.permits.lock.clone().queued(Some(PermitQueue { first_since, ..queue }));
-    }
-}
-
-/// The known holders that prevent one acquisition. Clones share them.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Blockers(Arc<Mutex<BTreeMap<LockName, HolderInfo>>>);
-
-impl Blockers {
-    fn known(&self) -> MutexGuard<'_, BTreeMap<LockName, HolderInfo>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Records that `name` is held by `held`.
-    pub(crate) fn note(&self, name: &LockName, held: HolderInfo) {
-        self.known().insert(name.clone(), held);
-    }
-
-    /// Records that `name` no longer prevents the acquisition.
-    pub(crate) fn forget(&self, name: &LockName) {
-        self.known().remove(name);
-    }
-
-    /// Returns `lock`, renamed to `name`, with a callback that records its holder here.
-    pub(crate) fn noting(&self, name: &LockName, lock: &Lock) -> Lock {
-        let (seen, of) = (self.clone(), name.clone());
-        lock.renamed(name).noting(move |held| seen.note(&of, held.clone()))
-    }
-
-    /// Evaluates an attempt to acquire `name`. If `name` is held, records the holder and returns `None`.
-    pub(crate) fn free(&self, name: &LockName, tried: Result<Guard>) -> Result<Option<Guard>> {
-        match tried.map_err(|error| self.noted(name, error)) {
-            Ok(guard) => Ok(Some(guard)),
-            Err(error) if error.kind() == ErrorKind::Held => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// If `error` says that `name` is held, records the holder. A lock that was granted unnoticed, and that another
-    /// process then took over, counts as held.
-    pub(crate) fn noted(&self, name: &LockName, error: Error) -> Error {
-        let (error, by) = match (error.kind(), error.loss().map(|loss| &loss.reason)) {
-            (ErrorKind::Held, _) => {
-                let by = error.holder().cloned().unwrap_or_default();
-                (error, by)
-            }
-            (ErrorKind::Lost, reason) => {
-                let by = match reason {
-                    Some(LossReason::TakenOver { by }) => by.clone(),
-                    _ => HolderInfo::default(),
-                };
-                (Error::held(name, by.clone()), by)
-            }
-            _ => return error,
-        };
-        self.note(name, by);
-        error
-    }
-
-    /// Returns the holder of `name`.
-    pub(crate) fn of(&self, name: &LockName) -> Option<HolderInfo> {
-        self.known().get(name).cloned()
-    }
-
-    /// Returns the holder whose lease can end first.
-    pub(crate) fn soonest(&self) -> Option<HolderInfo> {
-        let known = self.known();
-        known.values().min_by_key(|held| held.lapses_within.unwrap_or(Duration::MAX)).cloned()
-    }
-
-    /// Returns a list of the holders, for people.
-    pub(crate) fn described(&self) -> String {
-        let known = self.known();
-        let mut holders: Vec<_> =
-            known.iter().take(MAX_NAMED).map(|(name, held)| format!("`{name}` by {held}")).collect();
-        if let Some(more) = known.len().checked_sub(MAX_NAMED).filter(|more| *more > 0) {
-            holders.push(format!("and {more} more"));
-        }
-        holders.join("; ")
     }
 }

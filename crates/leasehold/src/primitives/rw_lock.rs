@@ -8,13 +8,15 @@ use crate::guard::Guard;
 use crate::lease::HolderInfo;
 use crate::lock::Lock;
 use crate::locker::Locker;
-use crate::primitives::permits::{Blockers, Permits};
+use crate::primitives::blockers::Blockers;
+use crate::primitives::permits::{Kind, Permits};
+use crate::primitives::resize::resize;
 use crate::primitives::together::{Patience, Together};
 use crate::runtime::task;
 use crate::settings::settings;
 
-/// A handle to a readers-writer lock, with the settings for acquisitions. The lock has up to [eight](Self::MAX_SHARED)
-/// shared holders, or one exclusive holder. Cheap to clone.
+/// A handle to a readers-writer lock, with the settings for acquisitions. The lock has up to eight shared
+/// holders ([or another number](Self::readers)), or one exclusive holder. Cheap to clone.
 ///
 /// A readers-writer lock consists of nine exclusive locks: the *gate*, which has the same name, and eight *permits*.
 /// The permits of `index` are `index/shared-1` to `index/shared-8`. So it is as safe as an exclusive lock, on every
@@ -35,6 +37,13 @@ use crate::settings::settings;
 /// The [token](Guard::token) of an exclusive hold is the gate's token. It rises from one exclusive (or plain) hold to
 /// the next. The token of a shared hold is its permit's token. It rises from one hold of that permit to the next, and
 /// cannot be compared with other tokens.
+///
+/// # The number of readers
+///
+/// The first acquisition records the number of [readers](Self::readers) in the store, like that of the permits of a
+/// [`Semaphore`](crate::Semaphore). An acquisition that asks for another number fails, and [`Error::sizes`] returns both.
+/// [`resize`](Self::resize) changes the number while nobody holds the lock. On stores without
+/// [`sizes`](crate::lease::Capabilities::sizes), the number is always eight.
 ///
 /// # Waiting
 ///
@@ -72,6 +81,7 @@ use crate::settings::settings;
 #[derive(Clone)]
 pub struct RwLock {
     lock: Lock,
+    readers: usize,
 }
 
 impl Lock {
@@ -90,14 +100,23 @@ impl Locker {
 }
 
 impl RwLock {
-    /// The maximum number of shared holders. Further acquisitions wait.
-    ///
-    /// This is not a setting, because all users must agree on it. An exclusive acquisition with fewer permits would not
-    /// exclude all shared holders.
-    pub const MAX_SHARED: usize = 8;
+    /// The number of [readers](Self::readers), unless it is set.
+    pub const DEFAULT_READERS: usize = 8;
+
+    /// The largest number of [readers](Self::readers). It is limited because an exclusive hold has a lock for each of them.
+    pub const MAX_READERS: usize = 64;
 
     fn new(lock: Lock) -> Self {
-        Self { lock }
+        Self { lock, readers: Self::DEFAULT_READERS }
+    }
+
+    /// Sets how many shared holders there can be at once, from 1 to [`MAX_READERS`](Self::MAX_READERS). Further shared
+    /// acquisitions wait. All users of the lock must set the same number: see [the number of
+    /// readers](Self#the-number-of-readers). The exclusive hold costs one lock for each reader, and one more.
+    #[must_use]
+    pub fn readers(mut self, readers: usize) -> Self {
+        self.readers = readers;
+        self
     }
 
     settings!();
@@ -111,7 +130,10 @@ impl RwLock {
     /// or lapses.
     ///
     /// # Errors
-    /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the name or the ttl is invalid.
+    /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the name, the ttl or the number of readers is invalid, or the
+    ///   store has [another number](Error::sizes).
+    /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): the store does not record the number of readers
+    ///   ([`Capabilities::sizes`](crate::lease::Capabilities::sizes)), and it is not eight.
     /// - Any error from the store.
     pub async fn shared(&self) -> Result<Guard> {
         self.permits()?.acquire().await
@@ -183,13 +205,32 @@ impl RwLock {
         let (lock, permits) = (self.clone(), self.permits()?);
         task::run(async move {
             let steps = vec![vec![permits.name().clone()], permits.names().to_vec()];
-            let (together, seen) = (Together::new(&lock.lock, steps), Blockers::default());
-            together.acquire(&patience, &seen).await.map_err(|error| match error.kind() {
-                ErrorKind::Held => lock.refused(&permits, &seen),
-                _ => error,
-            })
+            let (together, seen) = (Together::new(&permits.sized(&lock.lock), steps), Blockers::default());
+            let acquired = tokio::select! {
+                biased;
+                acquired = together.acquire(&patience, &seen) => acquired,
+                stored = seen.until_other_size(permits.count()) => return Err(permits.other_size(stored)),
+            };
+            match acquired {
+                // It has the first permit, and so the size.
+                Ok(guard) => {
+                    permits.settled(guard).await?.ok_or_else(|| Error::invalid("there is no permit"))
+                }
+                Err(error) if error.kind() == ErrorKind::Held => Err(lock.refused(&permits, &seen)),
+                Err(error) => Err(error),
+            }
         })
         .await
+    }
+
+    /// Changes the number of readers in the store to that of this handle, and returns the number before. Nobody may hold the
+    /// lock meanwhile. See [`Semaphore::resize`](crate::Semaphore::resize), also for the errors.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Semaphore::resize`](crate::Semaphore::resize).
+    pub async fn resize(&self) -> Result<u64> {
+        self.permits()?;
+        resize(&self.lock, Kind::Shared, self.readers).await
     }
 
     /// Returns the error for a lock that is held, shared or exclusively.
@@ -202,12 +243,27 @@ impl RwLock {
     }
 
     fn permits(&self) -> Result<Permits> {
-        Ok(Permits::new(&self.lock, "shared", "shared permits", Self::MAX_SHARED)?.gated())
+        let (readers, most) = (self.readers, Self::MAX_READERS);
+        if !(1..=most).contains(&readers) {
+            return Err(Error::invalid(format!("a readers-writer lock with {readers} readers"))
+                .with_help(format!("a readers-writer lock has from 1 to {most} readers")));
+        }
+        let capabilities = self.lock.locker().capabilities();
+        // Without this, an exclusive acquisition by a smaller number would not exclude all readers.
+        if readers != Self::DEFAULT_READERS && !capabilities.sizes {
+            let (store, usual) = (capabilities.store, Self::DEFAULT_READERS);
+            return Err(Error::unsupported(format!("{store} does not keep the number of readers"))
+                .with_help(format!("a readers-writer lock there has {usual} readers")));
+        }
+        Ok(Permits::new(&self.lock, Kind::Shared, readers)?.gated())
     }
 }
 
 impl fmt::Debug for RwLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RwLock").field("lock", &self.lock).finish_non_exhaustive()
+        f.debug_struct("RwLock")
+            .field("lock", &self.lock)
+            .field("readers", &self.readers)
+            .finish_non_exhaustive()
     }
 }

@@ -8,7 +8,8 @@ use crate::guard::Guard;
 use crate::lease::HolderInfo;
 use crate::lock::Lock;
 use crate::locker::Locker;
-use crate::primitives::permits::Permits;
+use crate::primitives::permits::{Kind, Permits};
+use crate::primitives::resize::resize;
 use crate::settings::settings;
 
 /// A handle to a semaphore, which has at most N holders at once, with the settings for acquisitions. Cheap to clone.
@@ -21,13 +22,18 @@ use crate::settings::settings;
 /// Each permit has separate [fencing tokens](Guard::token), which rise from one holder of *that* permit to the next.
 /// Tokens of different permits cannot be compared.
 ///
-/// # Different numbers of permits
+/// # The number of permits
 ///
-/// The store does not record the number of permits. If users specify different numbers, at most the largest number of
-/// permits is held at once. To raise the number, use the larger number. To lower it, use the smaller number everywhere,
-/// and wait until the permits above it are released.
+/// The first acquisition records the number of permits in the store, in the record of the first permit. An acquisition that
+/// asks for another number fails, and [`Error::sizes`] returns both. [`resize`](Self::resize) changes the number while nobody
+/// holds a permit. If the record of the first permit is deleted by hand, the next acquisition records its number.
+///
+/// Stores without [`sizes`](crate::lease::Capabilities::sizes) do not record it. If users specify different numbers there, at
+/// most the largest number of permits is held at once.
 ///
 /// # Requests
+///
+/// The first grant of each permit costs one more read, of the first permit's record. So does the first one after a resize.
 ///
 /// An acquisition tries the permits one after the other, starting with a random one, until one is free. If none is
 /// free, it waits for all of them at once. This costs N times as many requests as waiting for a lock, except that
@@ -87,7 +93,8 @@ impl Semaphore {
     /// or lapses.
     ///
     /// # Errors
-    /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the name, the ttl or the number of permits is invalid.
+    /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the name, the ttl or the number of permits is invalid, or the
+    ///   store has [another number](Error::sizes).
     /// - Any error from the store, for any of the permits.
     pub async fn acquire(&self) -> Result<Guard> {
         self.permits()?.acquire().await
@@ -117,13 +124,47 @@ impl Semaphore {
         self.permits()?.acquire_within(limit).await
     }
 
+    /// Changes the number of permits in the store to that of this handle, and returns the number before. Nobody may hold a
+    /// permit meanwhile: this acquires all of them, up to the larger number.
+    ///
+    /// From the beginning of this call, the process must not be paused for longer than the [`ttl`](Self::ttl). Otherwise
+    /// there may be holders by the old number and by the new one.
+    ///
+    /// Dropping the future may leave either number.
+    ///
+    /// # Errors
+    /// - [`ErrorKind::Held`](crate::ErrorKind::Held): a permit is held.
+    /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the name, the ttl or the number is invalid, or the store has no
+    ///   number yet.
+    /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): the store does not record
+    ///   [sizes](crate::lease::Capabilities::sizes).
+    /// - [`ErrorKind::Conflict`](crate::ErrorKind::Conflict): another process resized it at the same time.
+    /// - [`ErrorKind::Lost`](crate::ErrorKind::Lost): a permit was lost meanwhile. The number may have been changed.
+    /// - Any error from the store. The number may have been changed.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let locker = leasehold::Locker::open("mem:").await?;
+    /// locker.semaphore("render", 2).acquire().await?.release().await?;
+    /// let error = locker.semaphore("render", 3).acquire().await.unwrap_err();
+    /// assert_eq!(error.sizes().map(|sizes| (sizes.asked, sizes.stored)), Some((3, 2)));
+    /// assert_eq!(locker.semaphore("render", 3).resize().await?, 2);
+    /// locker.semaphore("render", 3).acquire().await?.release().await?;
+    /// # Ok::<_, leasehold::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn resize(&self) -> Result<u64> {
+        self.permits()?;
+        resize(&self.lock, Kind::Permit, self.permits).await
+    }
+
     fn permits(&self) -> Result<Permits> {
         if !(1..=Self::MAX_PERMITS).contains(&self.permits) {
             let (permits, most) = (self.permits, Self::MAX_PERMITS);
             return Err(Error::invalid(format!("a semaphore with {permits} permits"))
                 .with_help(format!("a semaphore has from 1 to {most} permits")));
         }
-        Permits::new(&self.lock, "permit", "permits", self.permits)
+        Permits::new(&self.lock, Kind::Permit, self.permits)
     }
 }
 

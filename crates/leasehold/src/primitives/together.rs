@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::guard::{Guard, release_all};
 use crate::lease::{Claim, HolderInfo, Loss};
 use crate::lock::Lock;
-use crate::primitives::permits::Blockers;
+use crate::primitives::blockers::Blockers;
 use crate::runtime::outage::WaitLimit;
 use crate::types::LockName;
 
@@ -75,7 +75,7 @@ impl Together {
                 }
                 Err(error) => error,
             };
-            self.give_back(held).await;
+            give_back(&self.lock, held).await;
             if error.kind() != ErrorKind::Lost || matches!(patience, Patience::None) {
                 return Err(error);
             }
@@ -155,22 +155,23 @@ impl Together {
             Patience::Limited(limit) => lock.acquire_within(limit.left()).await,
             Patience::Unlimited => lock.acquire().await,
         };
-        let guard = acquired.map_err(|error| seen.noted(name, error))?;
+        let guard = acquired.map_err(|error| seen.explained(name, error))?;
         seen.forget(name);
         Ok(guard)
     }
+}
 
-    /// Releases locks that are not all. The caller may be about to exit, so this waits for the store, but not for long.
-    async fn give_back(&self, held: Vec<Guard>) {
-        let env = self.lock.locker().store().env();
-        // After that, the release continues in the background.
-        match timeout(&*env.clock, Claim::FIRST_RESPONSE, release_all(held, Guard::release)).await {
-            Some(Ok(_)) => {}
-            Some(Err(error)) => {
-                tracing::debug!(%error, "locks that were not acquired together are not released; they lapse");
-            }
-            None => tracing::debug!("no response to the release of locks that were not acquired together"),
+/// Releases locks that the caller does not get. The caller may be about to exit, so this waits for the store, but not for
+/// long.
+pub(crate) async fn give_back(lock: &Lock, held: Vec<Guard>) {
+    let env = lock.locker().store().env();
+    // After that, the release continues in the background.
+    match timeout(&*env.clock, Claim::FIRST_RESPONSE, release_all(held, Guard::release)).await {
+        Some(Ok(_)) => {}
+        Some(Err(error)) => {
+            tracing::debug!(%error, "locks that the caller does not get are not released; they lapse");
         }
+        None => tracing::debug!("no response to the release of locks that the caller does not get"),
     }
 }
 

@@ -257,6 +257,7 @@ impl LeaseStore for RegisterLeases {
         if let Some(Observation { record, line, .. }) = reading.observation {
             status.token = Some(record.token);
             status.waiters = self.waiters(name, &record, line.as_ref()).await;
+            status.size = rules::recorded(record.size);
             status.history = record.history;
         }
         Ok(status)

@@ -55,6 +55,11 @@ pub(crate) struct Record {
     /// The number of the latest waiter in the line that was granted the lock or passed over.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) served: u64,
+    /// For the first permit of a semaphore or of a readers-writer lock: how many permits there are. For another permit:
+    /// the size of the first one, which its holder has compared. 0 if there is none. Every write keeps it, except one of
+    /// a holder that [sets](crate::lease::Grant::size) it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) size: u64,
     /// The latest ended grants, newest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) history: Vec<PastGrant>,
@@ -111,6 +116,7 @@ impl Record {
             unconfirmed: true,
             awaited: true,
             served: 0,
+            size: 0,
             history: vec![],
         }
     }
@@ -271,6 +277,7 @@ pub(crate) mod tests {
         (include_str!("../../tests/records/1-awaited.json"), RecordState::Held),
         (include_str!("../../tests/records/1-evicted.json"), RecordState::Free),
         (include_str!("../../tests/records/1-limit.json"), RecordState::Held),
+        (include_str!("../../tests/records/1-size.json"), RecordState::Free),
     ];
 
     #[test]

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use self::report::foreign;
 pub(super) use self::report::held;
-pub(crate) use self::report::state;
+pub(crate) use self::report::{recorded, state};
 use super::record::{Content, FORMAT, Record, RecordState};
 use crate::clock::{Moment, RATE_ERROR, StoreTime, micros};
 use crate::error::{ErrorKind, Fault};
@@ -360,6 +360,9 @@ pub(crate) fn grant(
     let mut record = blank(claim, token, nonce);
     if let Some(previous) = previous {
         record.history.clone_from(&previous.history);
+        if previous.size != 0 {
+            record.size = previous.size;
+        }
         // A freed record already has its grant in the history, and the grant of this claim has not ended.
         if previous.state == RecordState::Held && previous.grant != claim.id {
             record.remember(past(previous, End::Lapsed, store));
@@ -378,7 +381,7 @@ pub(crate) fn grant(
 pub(crate) fn granted_again(own: &Record, claim: &Claim, store: Option<StoreTime>, nonce: Id) -> Record {
     // Contenders use the ttl of the record, so it must cover the lease of each repetition.
     let ttl_ms = own.ttl_ms.max(claim.ttl.as_millis());
-    Record { ttl_ms, ..renewed(own, store, nonce) }
+    Record { ttl_ms, ..renewed(own, None, store, nonce) }
 }
 
 /// Returns the highest token that may have been used before a grant over `previous`. Returns `None` if this is unknown,
@@ -414,13 +417,15 @@ fn blank(claim: &Claim, token: Token, nonce: Id) -> Record {
         unconfirmed: false,
         awaited: false,
         served: 0,
+        size: claim.size.unwrap_or(0),
         history: Vec::new(),
     }
 }
 
-/// Returns the record that renews the grant of `previous`.
-pub(crate) fn renewed(previous: &Record, store: Option<StoreTime>, nonce: Id) -> Record {
+/// Returns the record that renews the grant of `previous`. `size`: see [`Grant::size`](crate::lease::Grant::size).
+pub(crate) fn renewed(previous: &Record, size: Option<u64>, store: Option<StoreTime>, nonce: Id) -> Record {
     Record {
+        size: size.unwrap_or(previous.size),
         heartbeat: previous.heartbeat + 1,
         nonce,
         renewed_at_us: store.map(|store| store.hi_us),

@@ -241,6 +241,7 @@ mod tests {
             ttl: Ttl::DEFAULT,
             deadline: Deadline::new(at(0), Duration::from_secs(29)),
             at_limit: false,
+            size: None,
             memo: None,
         }
     }

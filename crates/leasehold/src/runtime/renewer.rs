@@ -110,7 +110,7 @@ pub(crate) fn keep(
     let renewer = Renewer {
         granted,
         renewal: next_renewal(&grant, env),
-        state: Arc::new(HoldState::new(env.clone(), grant.deadline, limit, lock.span())),
+        state: Arc::new(HoldState::new(env.clone(), grant.deadline, limit, lock.span(), grant.size)),
         lock,
         opened,
         grant,
@@ -332,7 +332,8 @@ impl Renewer {
         self.granted = now;
         self.lock.token = token;
         // The next task sets its own limit.
-        self.state = Arc::new(HoldState::new(env, self.grant.deadline, None, self.lock.span()));
+        self.state =
+            Arc::new(HoldState::new(env, self.grant.deadline, None, self.lock.span(), self.state.size()));
         // If that task is gone, the hold is dropped here, and the lock is then passed on to the next one or released.
         let _ = next.send(Served::Lock(self.start(Some(elapsed(began, now)))));
         None
@@ -381,6 +382,7 @@ impl Renewer {
             let hold = self.state.span();
             let parent = hold.as_ref().and_then(|hold| hold.id());
             let span = tracing::info_span!(parent: parent, "leasehold.renew", %lock, token = token.get());
+            self.grant.size = self.state.size();
             let renewal = permit.lent_to(&env, opened.store.renew(&mut self.grant).instrument(span));
             tokio::pin!(renewal);
             tokio::select! {
@@ -398,6 +400,7 @@ impl Renewer {
         self.renewal = match renewal {
             Some(Ok(Renewal::Renewed)) => {
                 tracing::trace!(lock = %self.grant.name, "lease renewed");
+                self.state.wrote_size(self.grant.size);
                 if let Some(left) = self.state.prolong(self.grant.deadline) {
                     let (lock, token) = (&self.lock.name, self.lock.token);
                     opened.observers.report(&Event::Renewed { lock, token, left, ttl });

@@ -31,6 +31,7 @@ impl Columns {
         let bare = Record {
             token: Token::default(),
             served: 0,
+            size: 0,
             awaited: false,
             renewed_at_us: None,
             history: vec![],
@@ -57,6 +58,7 @@ pub(super) fn read(
     record: &str,
     token: u64,
     served: u64,
+    size: u64,
     written_us: u64,
     history: &str,
 ) -> Result<Record, String> {
@@ -71,6 +73,7 @@ pub(super) fn read(
     Ok(Record {
         token: Token::new(token).ok_or_else(|| format!("{token} is not a fencing token"))?,
         served,
+        size,
         renewed_at_us: Some(written_us),
         history: self::history(history),
         ..record
@@ -89,8 +92,8 @@ mod tests {
         let record = golden_record("1-held.json");
         let columns = Columns::of(&record, None).unwrap();
         assert_eq!(columns.version.as_str(), record.nonce.to_string());
-        let read = read(&columns.record, record.token.get(), 3, 12, &columns.history.unwrap()).unwrap();
-        assert_eq!(read, Record { served: 3, renewed_at_us: Some(12), ..record.clone() });
+        let read = read(&columns.record, record.token.get(), 3, 5, 12, &columns.history.unwrap()).unwrap();
+        assert_eq!(read, Record { served: 3, size: 5, renewed_at_us: Some(12), ..record.clone() });
         assert_eq!(Columns::of(&record, Some(&record)).unwrap().history, None, "it has not changed");
     }
 
@@ -108,7 +111,7 @@ mod tests {
     fn the_readable_entries_of_a_damaged_history_are_read() {
         let record = golden_record("1-held.json");
         let Columns { record, history, .. } = Columns::of(&record, None).unwrap();
-        let of = |history: &str| read(&record, 1, 0, 0, history).unwrap().history.len();
+        let of = |history: &str| read(&record, 1, 0, 0, 0, history).unwrap().history.len();
         let one = of(history.as_deref().unwrap());
         assert!(one > 0);
         assert_eq!(of(&history.unwrap().replacen('[', "[7,{\"token\":1},", 1)), one);
@@ -117,8 +120,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_columns_cause_a_panic(texts in any::<(String, String)>(), numbers in any::<(u64, u64, u64)>()) {
-            let _ = read(&texts.0, numbers.0, numbers.1, numbers.2, &texts.1);
+        fn no_columns_cause_a_panic(texts in any::<(String, String)>(), numbers in any::<(u64, u64, u64, u64)>()) {
+            let _ = read(&texts.0, numbers.0, numbers.1, numbers.2, numbers.3, &texts.1);
         }
     }
 }

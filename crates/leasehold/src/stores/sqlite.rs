@@ -246,6 +246,7 @@ impl LeaseStore for SqliteLeases {
             let mut status = Status::new(name.clone(), state);
             status.waiters = waiters::all(connection, &name, &machine, now)?;
             if let Some(Row { record, .. }) = row {
+                status.size = rules::recorded(record.size);
                 (status.token, status.history) = (Some(record.token), record.history);
             }
             Ok(status)

@@ -180,6 +180,8 @@ pub struct HolderInfo {
     /// The waiter directly before this one in the line, without its [`value`](Holder::value). `None` if this waiter is
     /// the first, or if the waiter before it is unknown. That waiter may have died or given up since the line was read.
     pub waiter_ahead: Option<Holder>,
+    /// The number of permits in the record of a permit. See [`Semaphore`](crate::Semaphore).
+    pub size: Option<u64>,
 }
 
 impl HolderInfo {
@@ -253,13 +255,16 @@ pub struct Status {
     /// The processes that wait in the line, at most 64, in the order in which they will get the lock. Empty if the
     /// store [keeps no order](crate::lease::Capabilities::fifo).
     pub waiters: Vec<Waiter>,
+    /// For the first permit of a [`Semaphore`](crate::Semaphore) or of a [`RwLock`](crate::RwLock): how many permits there
+    /// are. `None` if the record does not say it.
+    pub size: Option<u64>,
 }
 
 impl Status {
     /// Creates a status with only a name and a state, and the token that the state shows.
     pub fn new(name: LockName, state: State) -> Self {
         let token = state.holder().and_then(|held| held.token);
-        Self { name, state, token, history: Vec::new(), waiters: Vec::new() }
+        Self { name, state, token, history: Vec::new(), waiters: Vec::new(), size: None }
     }
 
     /// Returns the token of the current grant or of the latest one.

@@ -78,6 +78,7 @@ impl Waiter {
             ttl: self.claim.ttl,
             deadline: deadline(self.claim.ttl, self.client.env.now()),
             at_limit: false,
+            size: None,
             memo: None,
         };
         self.client.leases.release(&mut claim, None).await.unwrap();

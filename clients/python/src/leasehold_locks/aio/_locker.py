@@ -61,6 +61,14 @@ class Locker(BaseLocker[Lock, RwLock, Election]):
         ``dry_run`` would."""
         return await run(self._sweep(name, older_than, dry_run))
 
+    async def resize(
+        self, name: str, *, permits: int | None = None, readers: int | None = None, ttl: Duration | None = None
+    ) -> int:
+        """Changes the number of permits of a semaphore, or of readers of a readers-writer lock, in the store. Returns the
+        number before. Raises :class:`LockHeld` if somebody holds the lock. The process must not be paused for longer than
+        ``ttl`` meanwhile."""
+        return await run(self._resize(name, permits, readers, ttl))
+
     async def init(self) -> None:
         """Creates what the store needs, such as a file or a table."""
         await run(self._init())

@@ -232,7 +232,7 @@ class Holding:
 
 
 class RwLock:
-    """A lock with either several shared holders, at most eight, or one exclusive holder."""
+    """A lock with either several shared holders or one exclusive holder."""
 
     def __init__(self, shared: Lock, exclusive: Lock) -> None:
         self.shared = shared

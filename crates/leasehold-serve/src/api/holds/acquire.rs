@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use leasehold::lease::{HolderInfo, Nested, Secret, Token, Ttl};
 use leasehold::view::ms;
-use leasehold::{Guard, Holder, Lock, LockName, Locks, Loss, LossReason};
+use leasehold::{Guard, Holder, Lock, LockName, Locks, Loss, LossReason, RwLock};
 use tracing::Instrument as _;
 
 use super::bodies::{AcquireRequest, Hold, HolderRequest};
@@ -226,6 +226,9 @@ fn lock(app: &App, arrival: &Arrival, name: &LockName, request: &AcquireRequest)
             Err(Problem::invalid(format!("`permits` is not between 1 and {most}")))
         }
         Some(_) if request.shared => Err(Problem::invalid("`permits` and `shared` cannot be combined")),
+        _ if request.readers.is_some() && !request.shared => {
+            Err(Problem::invalid("`readers` needs `shared`"))
+        }
         _ => Ok(lock),
     }
 }
@@ -330,11 +333,12 @@ async fn guard(
         let locks = lock.and(others.iter().map(LockName::as_str));
         return if wait.is_zero() { locks.try_acquire().await } else { locks.acquire_within(wait).await };
     }
+    let readers = request.readers.unwrap_or(RwLock::DEFAULT_READERS);
     match (request.permits, request.shared, wait.is_zero()) {
         (Some(permits), _, true) => lock.semaphore(permits).try_acquire().await,
         (Some(permits), _, false) => lock.semaphore(permits).acquire_within(wait).await,
-        (None, true, true) => lock.rw_lock().try_shared().await,
-        (None, true, false) => lock.rw_lock().shared_within(wait).await,
+        (None, true, true) => lock.rw_lock().readers(readers).try_shared().await,
+        (None, true, false) => lock.rw_lock().readers(readers).shared_within(wait).await,
         (None, false, true) => lock.try_acquire().await,
         (None, false, false) => lock.acquire_within(wait).await,
     }

@@ -28,12 +28,16 @@ pub(crate) struct AcquireRequest {
     /// What the lock is for. Everyone who sees the lock sees it.
     #[schema(max_length = 200)]
     pub(super) note: Option<String>,
-    /// Acquire one of this many permits. The lock then has at most that many holders.
+    /// Acquire one of this many permits. The lock then has at most that many holders. The first acquisition records the
+    /// number in the store; one with another number fails.
     #[schema(minimum = 1, maximum = 64)]
     pub(super) permits: Option<usize>,
-    /// Acquire the lock as a reader: at most eight at a time.
+    /// Acquire the lock as a reader: at most `readers` at a time.
     #[serde(default)]
     pub(super) shared: bool,
+    /// With `shared`: how many readers there can be. 8 if it is missing.
+    #[schema(minimum = 1, maximum = 64)]
+    pub(super) readers: Option<usize>,
     /// The secret of this acquisition, in place of `Idempotency-Key`: 32 random hexadecimal digits. Anyone who knows it
     /// can end the hold. Any server of the store recognises it. Not with `permits`, `shared` or several `locks`.
     #[schema(min_length = 32, max_length = 32, pattern = "^[0-9a-f]{32}$")]

@@ -48,6 +48,7 @@ impl Client {
             ttl: self.ttl,
             acquisitions: 0,
             wants_all: false,
+            permits: None,
             limit: None,
             note: String::new(),
             resource: self.resource.clone(),

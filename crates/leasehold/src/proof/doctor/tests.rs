@@ -94,6 +94,7 @@ impl Bad {
             ttl: claim.ttl,
             deadline,
             at_limit: false,
+            size: None,
             memo: None,
         })
     }

@@ -259,6 +259,7 @@ impl RegisterLeases {
             ttl: claim.ttl,
             deadline: deadline(claim.ttl, attempt.sent),
             at_limit: false,
+            size: rules::recorded(record.size),
             memo: Some(Box::new(Memo::new(version, record, true))),
         };
         if !early.is_zero() && !grant.deadline.passed(self.now()) {

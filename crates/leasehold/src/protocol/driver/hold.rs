@@ -112,7 +112,7 @@ impl RegisterLeases {
             if grant.deadline.passed(sent) {
                 return Ok(grant.lost(LossReason::EXPIRED));
             }
-            let record = rules::renewed(&memo.record, self.store_time(), self.nonce());
+            let record = rules::renewed(&memo.record, grant.size, self.store_time(), self.nonce());
             let Memo { version, record: before, attempts, .. } = &mut *memo;
             let over = Overwrite::Record(Some((version, before)));
             let applied = match self.send(&grant.name, over, &record, sent, attempts, budget).await? {
@@ -207,6 +207,7 @@ impl RegisterLeases {
             let mut record =
                 rules::freed(&memo.record, grant.end(), cooldown, self.store_time(), self.nonce());
             record.unconfirmed &= !memo.confirmed;
+            record.size = grant.size.unwrap_or(record.size);
             let Memo { version, record: before, attempts, .. } = &mut *memo;
             let over = Overwrite::Record(Some((version, before)));
             match self.send(&grant.name, over, &record, sent, attempts, budget).await? {

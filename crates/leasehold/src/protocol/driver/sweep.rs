@@ -39,7 +39,10 @@ impl RegisterLeases {
             };
             // A store that keeps the line also takes the tokens from its clock.
             let exact = self.claims_in_turn();
-            if free_for(&record, self.store_time(), exact).is_none_or(|free| free < older_than) {
+            // Without it, the next client would choose the size, while others still rely on it.
+            if record.size != 0
+                || free_for(&record, self.store_time(), exact).is_none_or(|free| free < older_than)
+            {
                 return Ok(Swept::Kept);
             }
             if dry_run {

@@ -122,8 +122,8 @@ fn grant_unseen(rows: &mut BTreeMap<LockName, Row>, name: &LockName, record: &Re
             if free.state == RecordState::Free && !free.unconfirmed && free.grant != record.grant =>
         {
             let token = Token::new(free.token.get() + 1).unwrap();
-            let history = free.history.clone();
-            put(rows, name, &Record { token, history, ..record.clone() })
+            let (size, history) = (free.size.max(record.size), free.history.clone());
+            put(rows, name, &Record { token, size, history, ..record.clone() })
         }
         row => refused(row),
     }

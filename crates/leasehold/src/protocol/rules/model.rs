@@ -116,7 +116,7 @@ fn the_model_writes_the_records_that_the_library_writes() {
             }
         }
         let Some((over, previous)) = over.zip(previous) else { continue };
-        assert_eq!(back(&renewed(&previous, None, id(7))), decide::renewed(&over, 7, 0));
+        assert_eq!(back(&renewed(&previous, None, None, id(7))), decide::renewed(&over, 7, 0));
         for (end, evicted) in [(End::Released, false), (End::Evicted, true)] {
             let ours = freed(&previous, end, None, None, id(7));
             assert_eq!(back(&ours), decide::freed(&over, evicted, 7), "{over:?} {end:?}");
@@ -233,6 +233,7 @@ fn tokens_of(record: &Record, after: Option<Token>) -> (Token, Vec<Token>) {
         ttl: Ttl::DEFAULT,
         deadline: Deadline::new(Moment::from_raw(0, 0), Duration::ZERO),
         at_limit: false,
+        size: None,
         memo: None,
     };
     let (first, mut rest) = Tokens::of(&grant, true);

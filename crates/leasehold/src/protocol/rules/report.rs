@@ -24,8 +24,14 @@ pub(in crate::protocol) fn held(
         lapses_within,
         in_cooldown,
         last_holder: in_cooldown.then(|| record.holder.clone()),
+        size: recorded(record.size),
         ..HolderInfo::default()
     }
+}
+
+/// Returns the `size` of a record, unless it has none.
+pub(crate) fn recorded(size: u64) -> Option<u64> {
+    Some(size).filter(|size| *size != 0)
 }
 
 /// Describes a lock, for people.

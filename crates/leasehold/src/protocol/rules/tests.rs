@@ -33,8 +33,28 @@ fn grants_and_renewals_carry_the_latest_store_time() {
     let unseen = unseen_grant(&claim(), Some(store()), id(2));
     assert_eq!((unseen.granted_at_us, unseen.renewed_at_us), (Some(NOW_US), Some(NOW_US)));
     let later = StoreTime::between(NOW_US, NOW_US + 5);
-    let again = renewed(&granted, Some(later), id(3));
+    let again = renewed(&granted, None, Some(later), id(3));
     assert_eq!((again.granted_at_us, again.renewed_at_us), (Some(NOW_US), Some(NOW_US + 5)));
+}
+
+/// The size of the first permit, from the first grant on.
+#[test]
+fn each_write_keeps_the_size_of_a_record_and_only_its_holder_changes_it() {
+    let of = |size, number| Claim { size, id: id(number), ..claim() };
+    let sized =
+        |claim: &Claim, over: &Record| grant(claim, Some(over), Some(store()), Some(0), id(9)).unwrap().size;
+    let first = grant(&of(Some(3), 1), None, Some(store()), Some(0), id(2)).unwrap();
+    assert_eq!(first.size, 3);
+    assert_eq!(unseen_grant(&of(Some(3), 1), None, id(2)).size, 3, "if the record has none");
+    let free = freed(&first, End::Released, None, Some(store()), id(3));
+    for over in [&first, &free, &evicted(&first, None, Some(store()), id(3))] {
+        assert_eq!([None, Some(3), Some(5)].map(|size| sized(&of(size, 4), over)), [3; 3], "{over:?}");
+    }
+    let repeated = Claim { repeatable: true, ..of(None, 1) };
+    assert_eq!(sized(&repeated, &first), 3);
+    assert_eq!([None, Some(5), Some(0)].map(|size| renewed(&first, size, None, id(5)).size), [3, 5, 0]);
+    let unsized_record = held_record();
+    assert_eq!([None, Some(5)].map(|size| sized(&of(size, 4), &unsized_record)), [0, 5]);
 }
 
 #[test]

@@ -78,6 +78,7 @@ impl CohortGrant {
             holder: Some(self.holder.clone()),
             token: Some(token),
             lapses_within: Some(grant.ttl.get()),
+            size: grant.size,
             ..HolderInfo::default()
         });
     }

@@ -23,12 +23,22 @@ pub(crate) struct HoldState {
     /// Boxed, because most holds have none.
     limit: OnceLock<Box<Limit>>,
     phase: Mutex<Phase>,
+    size: Mutex<RecordedSize>,
     /// Cancelled as soon as the hold is over, for any reason, or is no longer renewed because the runtime has shut down.
     pub(super) over: CancellationToken,
     /// Notified when the lease was renewed, and when the hold is over.
     renewed: Notify,
     /// Notified when the renewer should renew at once.
     pub(super) renewal_requested: Notify,
+}
+
+/// The [size](crate::lease::Grant::size) of the lock's record.
+#[derive(Clone, Copy, Debug)]
+struct RecordedSize {
+    /// What the next renewal or release writes.
+    next: Option<u64>,
+    /// What the latest renewal has written, or what the grant found.
+    written: Option<u64>,
 }
 
 /// Whether a lock is held, or how the hold ended.
@@ -48,14 +58,22 @@ pub(super) enum Phase {
 }
 
 impl HoldState {
-    /// Creates the state of a hold until `lease`, and until `limit` at the latest. `span` is the span of the hold.
-    pub(super) fn new(env: Env, lease: Deadline, limit: Option<Limit>, span: Span) -> Self {
+    /// Creates the state of a hold until `lease`, and until `limit` at the latest. `span` is the span of the hold, and
+    /// `size` that of the lock's record.
+    pub(super) fn new(
+        env: Env,
+        lease: Deadline,
+        limit: Option<Limit>,
+        span: Span,
+        size: Option<u64>,
+    ) -> Self {
         let span = (!span.is_disabled()).then(|| Arc::new(span));
         let phase = Mutex::new(Phase::Held { lease, last_error: None, span });
         Self {
             env,
             limit: limit.map(|limit| OnceLock::from(Box::new(limit))).unwrap_or_default(),
             phase,
+            size: Mutex::new(RecordedSize { next: size, written: size }),
             over: CancellationToken::new(),
             renewed: Notify::new(),
             renewal_requested: Notify::new(),
@@ -64,6 +82,44 @@ impl HoldState {
 
     pub(super) fn phase<T>(&self, body: impl FnOnce(&mut Phase) -> T) -> T {
         body(&mut self.phase.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn with_size<T>(&self, body: impl FnOnce(&mut RecordedSize) -> T) -> T {
+        body(&mut self.size.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns the size that the next renewal or release writes. `None` if it keeps that of the record.
+    pub(crate) fn size(&self) -> Option<u64> {
+        self.with_size(|size| size.next)
+    }
+
+    /// Makes the next renewal or release write `size`.
+    pub(crate) fn set_size(&self, size: u64) {
+        self.with_size(|recorded| recorded.next = Some(size));
+    }
+
+    /// Requests renewals until one has written `size`, unless the record has it. Returns an error if the hold is over.
+    pub(crate) async fn record_size(&self, size: u64) -> Result<(), ()> {
+        self.set_size(size);
+        loop {
+            // A renewal after this line is not missed.
+            let renewed = self.renewed();
+            // A renewal that began before may have written the old size.
+            if self.with_size(|recorded| recorded.written) == Some(size) {
+                return Ok(());
+            }
+            self.request_renewal();
+            tokio::select! {
+                biased;
+                () = self.over.cancelled() => return Err(()),
+                () = renewed => {}
+            }
+        }
+    }
+
+    /// Notes that a renewal has written `size`.
+    pub(super) fn wrote_size(&self, size: Option<u64>) {
+        self.with_size(|recorded| recorded.written = size);
     }
 
     /// Returns the span of the hold, or `None` if the hold is over.

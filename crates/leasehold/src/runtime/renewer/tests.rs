@@ -21,7 +21,8 @@ async fn a_lost_lease_reports_a_loss_and_a_released_one_does_not() {
     let clock = Arc::new(TestClock::default());
     let env = Env { clock, ..Env::system() };
     let lock = LockAndToken { name: crate::LockName::new("x").unwrap(), token: crate::Token::default() };
-    let hold = || HoldState::new(env.clone(), Deadline::new(env.now(), SECOND * 10), None, Span::none());
+    let hold =
+        || HoldState::new(env.clone(), Deadline::new(env.now(), SECOND * 10), None, Span::none(), None);
     let released = hold();
     assert!(released.end().is_none());
     assert!(released.lost(&lock).now_or_never().is_none());
@@ -42,6 +43,7 @@ async fn a_loss_is_reported_at_a_deadline_that_was_brought_forward() {
             Deadline::new(start, SECOND * 30),
             None,
             Span::none(),
+            None,
         );
         let hold = Arc::new(hold);
         let mut reported = match by_watchdog {
@@ -88,6 +90,7 @@ async fn the_next_renewal_is_due_after_a_third_of_what_is_left() {
         ttl,
         deadline: crate::lease::deadline(ttl, clock.now()),
         at_limit: false,
+        size: None,
         memo: None,
     };
     let start = clock.now();
@@ -105,7 +108,7 @@ async fn the_next_renewal_is_due_after_a_third_of_what_is_left() {
 async fn rule_9_an_expired_lease_is_not_prolonged_even_if_unnoticed() {
     let clock = Arc::new(TestClock::default());
     let deadline = Deadline::new(clock.now(), Duration::from_secs(30));
-    let hold = HoldState::new(Env::seeded(clock.clone(), 1), deadline, None, Span::none());
+    let hold = HoldState::new(Env::seeded(clock.clone(), 1), deadline, None, Span::none(), None);
     let lock = LockAndToken { name: crate::LockName::new("x").unwrap(), token: crate::Token::default() };
     hold.prolong(Deadline::new(clock.now(), Duration::from_secs(40)));
     assert_eq!(hold.remaining(), Duration::from_secs(40));
@@ -263,7 +266,7 @@ async fn a_renewal_that_was_sent_earlier_does_not_count() {
     let clock = Arc::new(TestClock::default());
     let deadline = || Deadline::new(clock.now(), SECOND * 30);
     let (sent_before, hold) =
-        (deadline(), HoldState::new(Env::seeded(clock.clone(), 1), deadline(), None, Span::none()));
+        (deadline(), HoldState::new(Env::seeded(clock.clone(), 1), deadline(), None, Span::none(), None));
     clock.sleep(SECOND).await;
     let mut renewed = Box::pin(hold.renewed_since(clock.now()));
     let is_requested = || hold.renewal_requested.notified().now_or_never().is_some();

@@ -41,7 +41,17 @@ fn claim(store: &Store, seconds: u64) -> Claim {
 fn grant(store: &Store) -> Grant {
     let Claim { name, id, ttl, .. } = claim(store, 30);
     let deadline = deadline(ttl, store.env().now());
-    Grant { name, token: signature::number(id), after: None, id, ttl, deadline, at_limit: false, memo: None }
+    Grant {
+        name,
+        token: signature::number(id),
+        after: None,
+        id,
+        ttl,
+        deadline,
+        at_limit: false,
+        size: None,
+        memo: None,
+    }
 }
 
 /// Returns the kind of a request.

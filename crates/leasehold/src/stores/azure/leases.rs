@@ -247,6 +247,7 @@ impl NativeLeases for AzureLeases {
             tokens: false,
             cooldowns: false,
             history: false,
+            sizes: false,
             ..Capabilities::new("Azure Blob Storage", POLL_INTERVAL)
         }
     }

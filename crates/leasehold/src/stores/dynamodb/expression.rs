@@ -5,7 +5,9 @@ use std::collections::HashMap;
 
 use super::AttributeValue;
 use super::dialect::Dialect;
-use super::item::{self, AWAITED, Attributes, HISTORY, Item, RELEASED, RENEWED, SEEN, SERVED, TOKEN, n, s};
+use super::item::{
+    self, AWAITED, Attributes, HISTORY, Item, RELEASED, RENEWED, SEEN, SERVED, SIZE, TOKEN, n, s,
+};
 use crate::lease::{Id, Token};
 use crate::protocol::record::{FORMAT, Record};
 use crate::register::{Precondition, Version};
@@ -64,7 +66,7 @@ pub(super) fn write(
         set.retain(|(name, _)| !item::stays(name, before, record));
     }
     let mut expression = Draft::default();
-    expression.set_or_remove(set, &[RENEWED, RELEASED, SEEN, AWAITED, SERVED]);
+    expression.set_or_remove(set, &[RENEWED, RELEASED, SEEN, AWAITED, SERVED, SIZE]);
     // The history is half of an item, and most writes do not change it.
     if before.is_none_or(|before| before.history != record.history) {
         let history = item::history_of(record).map(|history| (HISTORY, history));
@@ -73,7 +75,7 @@ pub(super) fn write(
     expression.build_over(expect)
 }
 
-/// Grants `record` over any free record of ours. Increments the token of that record and keeps its history.
+/// Grants `record` over any free record of ours. Increments the token of that record and keeps its history and its size.
 ///
 /// Tokens then keep rising even if the record is later deleted by hand. The tokens of a record begin at the store's
 /// time in microseconds, and each increment takes longer than a microsecond. So they stay below the store's time, at
@@ -83,6 +85,7 @@ pub(super) fn claim(record: &Record, dialect: Dialect) -> Expression {
     expression.sets.push("#fencingToken = #fencingToken + :one".to_owned());
     expression.value(":one", n(1));
     expression.set_or_remove(item::attributes(record, dialect), &[RENEWED, RELEASED, SEEN]);
+    expression.keep("#permits = :permits", "#permits = if_not_exists(#permits, :permits)");
     expression.value(":released", s("1"));
     expression.value(":format", n(FORMAT));
     expression.value(":grant", s(record.grant.to_string()));
@@ -117,9 +120,7 @@ pub(super) fn line(line: Attributes, expect: Precondition<'_>) -> Expression {
 pub(super) fn token(attributes: Attributes, seen: Option<u64>) -> Expression {
     let mut expression = Draft::default();
     expression.set_or_remove(attributes, &[]);
-    for set in expression.sets.iter_mut().filter(|set| *set == "#line = :line") {
-        "#line = if_not_exists(#line, :line)".clone_into(set);
-    }
+    expression.keep("#line = :line", "#line = if_not_exists(#line, :line)");
     match seen {
         Some(seen) => {
             expression.value(":seenToken", n(seen));
@@ -196,6 +197,13 @@ impl Draft {
         for (name, value) in attributes {
             self.sets.push(format!("#{name} = :{name}"));
             self.value(&format!(":{name}"), value);
+        }
+    }
+
+    /// Replaces the update `set`, if there is one, by `instead`, which keeps what the item has.
+    fn keep(&mut self, set: &str, instead: &str) {
+        for found in self.sets.iter_mut().filter(|found| *found == set) {
+            instead.clone_into(found);
         }
     }
 
@@ -280,6 +288,18 @@ mod tests {
             let (set, remove) = written(&ours, seen, record);
             assert_eq!((set.contains("#history"), remove.contains("#history")), (sets, removes), "{set}");
         }
+    }
+
+    /// The number of permits stays, whoever is granted the lock. Only the holder changes it.
+    #[test]
+    fn a_claim_keeps_the_size_and_a_write_sets_or_removes_it() {
+        let (plain, sized) = (record(), Record { size: 3, ..record() });
+        let claim = |record| claim(record, Dialect::Java).update.unwrap();
+        assert!(claim(&sized).contains("#permits = if_not_exists(#permits, :permits)"));
+        assert!(!claim(&plain).contains("#permits"));
+        let version = item::version_of(&sized);
+        assert!(written(&version, Some(&sized), &sized).0.contains("#permits = :permits"));
+        assert!(written(&version, Some(&sized), &plain).1.contains("#permits"));
     }
 
     /// Renewals and the release of a grant leave most of the item unchanged.

@@ -39,6 +39,8 @@ pub(super) const SEEN: &str = "lastSeen";
 pub(super) const AWAITED: &str = "awaited";
 /// See [`Record::served`].
 pub(super) const SERVED: &str = "served";
+/// See [`Record::size`].
+pub(super) const SIZE: &str = "permits";
 /// The line of waiters, in JSON, in a separate item.
 pub(super) const LINE: &str = "line";
 
@@ -47,7 +49,8 @@ pub(super) const LINE_SUFFIX: &str = "//line";
 
 /// All attributes of locks and lines.
 pub(super) const ATTRIBUTES: &[&str] = &[
-    KEY, OWNER, LEASE, VERSION, RELEASED, TOKEN, RENEWED, HOLDER, HISTORY, OURS, SEEN, AWAITED, SERVED, LINE,
+    KEY, OWNER, LEASE, VERSION, RELEASED, TOKEN, RENEWED, HOLDER, HISTORY, OURS, SEEN, AWAITED, SERVED, SIZE,
+    LINE,
 ];
 
 /// The start of the names of the attributes that a global table of the legacy version adds to its items.
@@ -147,6 +150,7 @@ fn own(item: &Item, ours: &Item, version: &str) -> Result<Record, Fault> {
         unconfirmed: ours.contains_key("unconfirmed"),
         awaited: item.contains_key(AWAITED),
         served: served(item).ok_or_else(|| corrupt(SERVED))?,
+        size: optional_number(item, SIZE)?.unwrap_or(0),
         history: history(item).ok_or_else(|| corrupt(HISTORY))?,
     };
     if record.state == RecordState::Free {
@@ -197,6 +201,7 @@ fn others(item: &Item, owner: &str, version: &str, dialect: Dialect) -> Result<C
         unconfirmed: true,
         awaited: item.contains_key(AWAITED),
         served: served(item).unwrap_or(0),
+        size: number(item, SIZE).unwrap_or(0),
         history: earlier.or_else(|| history(item)).unwrap_or_default(),
     })))
 }
@@ -239,6 +244,7 @@ pub(super) fn attributes(record: &Record, dialect: Dialect) -> Attributes {
     attributes.extend(record.renewed_at_us.map(|us| (RENEWED, n(us))));
     attributes.extend(record.awaited.then_some((AWAITED, AttributeValue::Bool(true))));
     attributes.extend((record.served > 0).then(|| (SERVED, n(record.served))));
+    attributes.extend((record.size > 0).then(|| (SIZE, n(record.size))));
     if record.state == RecordState::Free {
         attributes.push((RELEASED, s("1")));
     }

@@ -256,6 +256,7 @@ mod tests {
             ttl: claim.ttl,
             deadline: deadline(claim.ttl, kept),
             at_limit: false,
+            size: None,
             memo: None,
         };
         let mut ask = Ask::new(&env);

@@ -64,6 +64,7 @@ fn grant(store: &Store, claim: &Claim, number: u64) -> Grant {
         ttl: claim.ttl,
         deadline: crate::lease::deadline(claim.ttl, store.env().now()),
         at_limit: false,
+        size: None,
         memo: None,
     }
 }
@@ -95,6 +96,7 @@ fn hold(seen: &Seen, number: u64) -> Value {
         ttl: Ttl::DEFAULT,
         deadline: crate::lease::deadline(store.ttl, Env::system().now()),
         at_limit: false,
+        size: None,
         memo: None,
     };
     let ticket = Ticket::new(&grant, Some("s3://bucket".to_owned())).unwrap().to_string();

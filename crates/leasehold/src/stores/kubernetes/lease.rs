@@ -204,6 +204,7 @@ fn others(spec: &Spec, earlier: Option<&str>) -> Content {
         unconfirmed: true,
         awaited: earlier.as_ref().is_some_and(|record| record.awaited),
         served: earlier.as_ref().map_or(0, |record| record.served),
+        size: earlier.as_ref().map_or(0, |record| record.size),
         history: earlier.map(|record| record.history).unwrap_or_default(),
     }))
 }

@@ -318,7 +318,8 @@ impl Row {
             first.filter(|first| first.claim == record.grant).map_or(before.served, |first| first.number);
         let token = Token::new((before.token.get() + tokens).max(now_us))?;
         let after = self.record.as_ref().map(|before| before.token);
-        Some((Record { token, served, history: before.history, ..record }, after))
+        let size = if before.size == 0 { record.size } else { before.size };
+        Some((Record { token, served, size, history: before.history, ..record }, after))
     }
 
     fn join(&mut self, waiter: &Waiter, most_ms: u64) -> Outcome {

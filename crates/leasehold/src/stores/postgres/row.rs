@@ -46,6 +46,7 @@ pub(super) struct Cells {
     pub(super) token: Option<i64>,
     pub(super) prev_token: Option<i64>,
     pub(super) served: Option<i64>,
+    pub(super) size: Option<i64>,
     pub(super) written_us: Option<i64>,
     pub(super) record: Option<String>,
     pub(super) history: Option<String>,
@@ -62,6 +63,7 @@ impl Cells {
             token: cell(row, "token")?,
             prev_token: cell(row, "prev_token")?,
             served: cell(row, "served")?,
+            size: cell(row, "size")?,
             written_us: cell(row, "written_us")?,
             record: cell(row, "record")?,
             history: cell(row, "history")?,
@@ -133,6 +135,7 @@ impl Cells {
             self.record.as_deref().unwrap_or_default(),
             number(self.token, "token")?,
             number(self.served, "served")?,
+            number(self.size.or(Some(0)), "size")?,
             number(self.written_us, "written_us")?,
             self.history.as_deref().unwrap_or_default(),
         )
@@ -209,6 +212,7 @@ mod tests {
             token: Some(number(record.token.get())),
             prev_token: Some(5),
             served: Some(3),
+            size: Some(5),
             written_us: Some(4_000_000),
             record: Some(columns.record),
             history: columns.history,
@@ -230,7 +234,7 @@ mod tests {
     #[test]
     fn a_row_is_read_as_it_was_written() {
         let record = golden_record("1-held.json");
-        assert_eq!(read(&held()), Record { served: 3, renewed_at_us: Some(4_000_000), ..record });
+        assert_eq!(read(&held()), Record { served: 3, size: 5, renewed_at_us: Some(4_000_000), ..record });
     }
 
     #[test]
@@ -243,6 +247,7 @@ mod tests {
             Cells { token: Some(1 << 53), ..held() },
             Cells { served: None, ..held() },
             Cells { served: Some(1 << 53), ..held() },
+            Cells { size: Some(-1), ..held() },
             Cells { written_us: None, ..held() },
             Cells { record: None, ..held() },
             Cells { record: Some("{}".into()), ..held() },
@@ -321,13 +326,13 @@ mod tests {
         #[test]
         fn no_row_causes_a_panic(
             texts in any::<(Option<String>, Option<String>, Option<String>, Option<String>)>(),
-            numbers in any::<(i64, Option<i64>, Option<i64>, Option<i64>, Option<i64>, Option<i64>)>(),
+            numbers in any::<(i64, Option<i64>, Option<i64>, Option<i64>, Option<i64>, Option<i64>, Option<i64>)>(),
             locked_by in prop_oneof![Just(held().locked_by), any::<String>()],
         ) {
             let (version, record, history, line) = texts;
-            let (now_us, until_us, token, prev_token, served, written_us) = numbers;
+            let (now_us, until_us, token, prev_token, served, size, written_us) = numbers;
             let cells = Cells {
-                now_us, locked_by, until_us, version, token, prev_token, served, written_us, record, history, line,
+                now_us, locked_by, until_us, version, token, prev_token, served, size, written_us, record, history, line,
             };
             let _ = (cells.content(), cells.previous());
         }

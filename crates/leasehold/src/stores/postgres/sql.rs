@@ -35,6 +35,7 @@ pub(super) const OWN_COLUMNS: &[(&str, &str)] = &[
     ("token", "int8"),
     ("prev_token", "int8"),
     ("served", "int8"),
+    ("size", "int8"),
     ("written_us", "int8"),
     ("is_open", "bool"),
     ("record", "json"),

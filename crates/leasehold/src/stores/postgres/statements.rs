@@ -123,6 +123,7 @@ const COLUMNS: &[(&str, &str)] = &[
     ("token", "int8"),
     ("prev_token", "int8"),
     ("served", "int8"),
+    ("size", "int8"),
     ("written_us", "int8"),
     ("record", "text"),
     ("history", "text"),
@@ -175,7 +176,8 @@ fn first() -> String {
 
 /// Returns the statement of a grant over a row that was not read. $1 name, $2 `locked_by`, $3 version, $4 how many
 /// tokens, $5 the lease in microseconds, $6 the record, $7 the time on the server's clock from which on the claim is too
-/// late, $8 the limit of a wait for the row, $9 whether the claim ignores the line.
+/// late, $8 the limit of a wait for the row, $9 whether the claim ignores the line,
+/// $10 the size for a row that has none, or NULL.
 ///
 /// The row must be free, must have a version and a token, must not contain this claim, and no other claim must be the first that waits. A lock that
 /// another client has had may be granted if leasehold never had it. PostgreSQL evaluates the conditions after it has
@@ -200,15 +202,15 @@ fn claim(table: &str, failover_grace: Duration) -> String {
                 THEN false ELSE {turn} END AS turn
             FROM settings
          ), {epoch}, written AS (
-            INSERT INTO {table} AS l (name, lock_until, locked_at, locked_by, version, token, served, written_us,
-                is_open, record, history)
-            SELECT $1, {until}, {NOW}, $2, $3, {NOW_US}, 0, {NOW_US}, false, $6::pg_catalog.json, '[]'
+            INSERT INTO {table} AS l (name, lock_until, locked_at, locked_by, version, token, served, size,
+                written_us, is_open, record, history)
+            SELECT $1, {until}, {NOW}, $2, $3, {NOW_US}, 0, $10, {NOW_US}, false, $6::pg_catalog.json, '[]'
             FROM turns WHERE turn AND {NOW_US} {LT} $7 AND (SELECT left_us FROM epoch) {EQ} 0
             ON CONFLICT (name) DO UPDATE SET
                 lock_until = {until}, locked_at = {NOW}, locked_by = $2, version = $3,
                 token = greatest(coalesce(l.token, 0) {PLUS} $4, {NOW_US}), prev_token = l.token,
                 served = CASE WHEN {first} {EQ} {own} THEN ({entry} {GET} 'number')::pg_catalog.int8
-                    ELSE coalesce(l.served, 0) END, written_us = {NOW_US}, is_open = false,
+                    ELSE coalesce(l.served, 0) END, size = coalesce(l.size, $10), written_us = {NOW_US}, is_open = false,
                 record = $6::pg_catalog.json, history = coalesce(l.history, '[]')
             WHERE {is_right} AND {NOW_US} {LT} $7
             RETURNING l.*)
@@ -246,7 +248,7 @@ fn key(table: &str) -> u64 {
 /// new version, $6 token, $7 served, $8 the record, $9 the history or NULL if it is unchanged, $10 whether the lock is
 /// free, $11 for how many microseconds other clients are kept out, $12 the time on the server's clock from
 /// which on the write is too late, $13 the limit of a wait for the row, $14 for a renewal, how many microseconds the lease
-/// that it prolongs lasts.
+/// that it prolongs lasts, $15 the size or NULL.
 ///
 /// The version shows that the row is as it was read. In addition, a grant requires that no other client has the lock, and
 /// that the failover grace is over. A renewal requires that the lease has not ended. Otherwise a renewal that arrives late
@@ -269,7 +271,7 @@ fn write(table: &str, failover_grace: Duration, notifies: bool) -> String {
         "WITH {settings}, turns AS MATERIALIZED (
             SELECT CASE WHEN {grants} THEN {turn} ELSE true END AS turn FROM settings
          ), {epoch}, written AS (
-            UPDATE {table} AS l SET locked_by = $4, version = $5, token = $6, served = $7,
+            UPDATE {table} AS l SET locked_by = $4, version = $5, token = $6, served = $7, size = $15,
                 record = $8::pg_catalog.json, history = coalesce($9::pg_catalog.json, l.history), is_open = $10,
                 locked_at = CASE WHEN {grants} THEN {NOW} ELSE l.locked_at END,
                 prev_token = CASE WHEN {grants} THEN l.token ELSE l.prev_token END,

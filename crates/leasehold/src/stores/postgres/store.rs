@@ -17,6 +17,7 @@ use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Ttl, attempt_limit};
 use crate::protocol::record::{Content, Record};
 use crate::protocol::records::{Change, Found, Refusal, Written};
+use crate::protocol::rules::recorded;
 use crate::register::Version;
 use crate::stores::columns::Columns;
 use crate::stores::grace;
@@ -132,6 +133,7 @@ impl PostgresStore {
         let prolonged_us = number(micros(*prolongs + self.margin));
         let row_limit = milliseconds(row_limit);
         let (name, version, json) = (name.as_str(), columns.version.as_str(), &columns.record);
+        let size = recorded(record.size).map(number);
         let rows = match over {
             Some(AnyFree { tokens, barges }) => {
                 let tokens = number(*tokens);
@@ -145,6 +147,7 @@ impl PostgresStore {
                     int8(&too_late),
                     text(&row_limit),
                     boolean(barges),
+                    int8(&size),
                 ];
                 used.query(Effect::Writes, &self.statements.claim, &parameters).await?
             }
@@ -166,6 +169,7 @@ impl PostgresStore {
                     int8(&too_late),
                     text(&row_limit),
                     int8(&prolonged_us),
+                    int8(&size),
                 ];
                 used.query(Effect::Writes, &self.statements.write, &parameters).await?
             }

@@ -87,8 +87,8 @@ impl Answer {
 
     fn record(&self) -> Result<Record, String> {
         let [record, history] = ["record", "history"].map(|name| self.field(name).unwrap_or_default());
-        let served = self.number("served").unwrap_or(0);
-        let record = columns::read(record, self.number("token")?, served, self.number("at")?, history)?;
+        let [served, size] = ["served", "size"].map(|name| self.number(name).unwrap_or(0));
+        let record = columns::read(record, self.number("token")?, served, size, self.number("at")?, history)?;
         if self.field("grant") != Some(&record.grant.to_string()) {
             return Err("its fields contradict each other".to_owned());
         }
@@ -151,7 +151,8 @@ mod tests {
         let fields = Columns::of(record, None).unwrap();
         let (token, grant) = (record.token.get().to_string(), record.grant.to_string());
         let history = fields.history.unwrap();
-        let all = [fields.version.as_str(), &grant, &token, "0", "3", "12", &fields.record, &history, ""];
+        let all =
+            [fields.version.as_str(), &grant, &token, "0", "3", "12", &fields.record, &history, "", "5"];
         let own = FIELDS.iter().zip(all).map(|(name, value)| {
             let other = other.iter().find(|(other, _)| other == name);
             Some(other.map_or(value, |(_, value)| value).to_owned())
@@ -171,7 +172,7 @@ mod tests {
         let found = answer(&record, &[]).found("k").unwrap().unwrap();
         assert_eq!(found.version.as_str(), record.nonce.to_string());
         let Content::Record(read) = found.content else { panic!("foreign") };
-        assert_eq!(*read, Record { served: 3, renewed_at_us: Some(12), ..record.clone() });
+        assert_eq!(*read, Record { served: 3, size: 5, renewed_at_us: Some(12), ..record.clone() });
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::lease::{Capabilities, Claim, Id, Token, attempt_limit};
 use crate::protocol::line::Waiter;
 use crate::protocol::record::{Content, Record, RecordState};
 use crate::protocol::records::{Change, Claims, Found, Records, Refusal, Written};
-use crate::protocol::rules::unseen_grant;
+use crate::protocol::rules::{recorded, unseen_grant};
 use crate::register::{Precondition, Version};
 use crate::stores::columns::Columns;
 use crate::stores::grace;
@@ -300,7 +300,8 @@ impl RedisRecords {
             .arg(micros(link.server.lag()))
             .arg(name.as_str())
             .arg(if calls { location.channel() } else { String::new() })
-            .arg(prolonged.unwrap_or_default());
+            .arg(prolonged.unwrap_or_default())
+            .arg(recorded(record.size).map(|size| size.to_string()).unwrap_or_default());
         let answer = self.asked(&link, &script).await?;
         let key = self.record_of(name);
         match answer.outcome.as_str() {

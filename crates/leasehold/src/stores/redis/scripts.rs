@@ -11,8 +11,8 @@ use crate::lease::{MAX_WAITERS, Token};
 use crate::stores::notifications::CALLED_BY;
 
 /// The fields of the record that a response contains, in this order.
-pub(super) const FIELDS: [&str; 9] =
-    ["version", "grant", "token", "open", "served", "at", "record", "history", "line"];
+pub(super) const FIELDS: [&str; 10] =
+    ["version", "grant", "token", "open", "served", "at", "record", "history", "line", "size"];
 
 /// The beginning of every script for a record. `KEYS[1]` is the string, `KEYS[2]` the record. Lua's numbers are doubles,
 /// which `tostring` rounds to 14 digits, so the scripts format them with `text`.
@@ -20,7 +20,7 @@ const BEGIN: &str = r"
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local function text(number) return string.format('%.0f', number) end
-local version, grant, last, open, served, at, _, history, line = unpack(redis.call('HMGET', KEYS[2], unpack(FIELDS)))
+local version, grant, last, open, served, at, _, history, line, size = unpack(redis.call('HMGET', KEYS[2], unpack(FIELDS)))
 served = tonumber(served) or 0
 local kind = redis.call('TYPE', KEYS[1]).ok
 local foreign = kind ~= 'none' and not (kind == 'string' and redis.call('GET', KEYS[1]) == grant)
@@ -100,7 +100,8 @@ end
 /// whether the claim ignores the line), the record, and the history (nothing if unchanged); 10 the time to live of the
 /// string in milliseconds; 11 the time from which on a grant or renewal is too late; 12 to 14 the failover grace, the
 /// lease, and for how long a primary that is cut off may continue to write, in microseconds; 15 the name; 16 the channel
-/// for the first waiter or nothing; 17 for a renewal, the lease that it prolongs.
+/// for the first waiter or nothing; 17 for a renewal, the lease that it prolongs; 18 the size or
+/// nothing (for `*`, for a record that has none).
 ///
 /// A grant or renewal that arrives after its client gave up is too late. So is a renewal after the lease has lapsed,
 /// because another client may have held the lock since. It leaves no trace.
@@ -123,6 +124,7 @@ if refused then return refused end
 -- First, because a user without the permission must not change the record.
 if ARGV[2] == 'grant' then redis.call('ZADD', KEYS[4], 0, ARGV[15]) end
 redis.call('HSET', KEYS[2], 'version', ARGV[3], 'grant', ARGV[4], 'token', token, 'open', ARGV[6], 'served', number, 'at', text(now), 'record', ARGV[8])
+if not any or (size or '') == '' then redis.call('HSET', KEYS[2], 'size', ARGV[18]) end
 if ARGV[9] ~= '' then redis.call('HSET', KEYS[2], 'history', ARGV[9]) end
 if not foreign then
     if ARGV[10] ~= '0' then redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[10]) elseif kind ~= 'none' then redis.call('DEL', KEYS[1]) end

@@ -154,6 +154,7 @@ fn granted(claim: &Claim, record: &Record, after: Option<Token>, sent: Moment) -
         deadline: deadline(claim.ttl, sent),
         // Other processes may have the grant of a repeatable claim too.
         at_limit: false,
+        size: rules::recorded(record.size),
         memo: (!claim.repeatable).then(|| Memo::of(record.nonce)),
     }
 }

@@ -77,14 +77,14 @@ impl SqliteLeases {
         if left.is_zero() {
             return Ok(grant.lost(LossReason::EXPIRED));
         }
-        let (id, token, nonce) = (grant.id, grant.token, nonce(&self.env, began));
+        let (id, token, size, nonce) = (grant.id, grant.token, grant.size, nonce(&self.env, began));
         let memo = Memo::begin(grant, nonce, began);
         let known = memo.known.map(|_| nonce);
         let step = move |row, machine: &Machine, now: Moment| match own(row, id, token, &memo) {
             // The request waited for the file for so long that the guard was lost.
             Ok(_) if valid.passed(now) => (Err(Box::new(LossReason::EXPIRED)), None),
             Ok(row) => {
-                let record = rules::renewed(&row.record, Some(row.time(machine, now)), nonce);
+                let record = rules::renewed(&row.record, size, Some(row.time(machine, now)), nonce);
                 (Ok((record.ttl(), now)), Some(row.continued(record, machine, now)))
             }
             Err(reason) => (Err(reason), None),
@@ -120,7 +120,7 @@ impl SqliteLeases {
             self.leave(&grant.name, grant.id).await?;
         }
         let began = self.env.now();
-        let (id, token, nonce) = (grant.id, grant.token, nonce(&self.env, began));
+        let (id, token, size, nonce) = (grant.id, grant.token, grant.size, nonce(&self.env, began));
         let (memo, end) = (Memo::begin(grant, nonce, began), grant.end());
         let is_shared = memo.known.is_none();
         let cooldown = cooldown.filter(|cooldown| !cooldown.is_zero());
@@ -130,7 +130,8 @@ impl SqliteLeases {
                 Freed::StillOurs => match own(row, id, token, &memo) {
                     Ok(row) => {
                         let wall = Some(StoreTime::exactly(now.wall_us()));
-                        let record = rules::freed(&row.record, end, cooldown, wall, nonce);
+                        let mut record = rules::freed(&row.record, end, cooldown, wall, nonce);
+                        record.size = size.unwrap_or(record.size);
                         (Released::Released, Some(Row::written(record, machine, now)))
                     }
                     Err(_) => (Released::AlreadyLost, None),

@@ -47,7 +47,8 @@ impl SqliteLeases {
 /// Returns how long the lock has been free. Returns `None` if it is not free. Uses this machine's wall clock, the only
 /// clock that continues across boots.
 fn free_for(row: &Row, machine: &Machine, now: Moment) -> Option<Duration> {
-    if Evidence::of(Some(row), machine, now).state(Some(row)) != State::Free {
+    // See `RegisterLeases::swept` for the size.
+    if row.record.size != 0 || Evidence::of(Some(row), machine, now).state(Some(row)) != State::Free {
         return None;
     }
     let cooldown_us = row.record.cooldown_ms.unwrap_or(0).saturating_mul(1_000);
