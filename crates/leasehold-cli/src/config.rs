@@ -270,17 +270,19 @@ fn offered(_: &str) -> Option<String> {
     None
 }
 
-/// Makes the path of a URL like `sqlite:locks.db` absolute. Tickets and `LEASEHOLD_STORE` are used in other folders,
-/// where the relative path would create another file, and the lock would have two holders.
+/// Makes the path of a URL like `sqlite:locks.db` or `dir:locks` absolute. Tickets and `LEASEHOLD_STORE` are used in other folders,
+/// where the relative path would lead elsewhere, and the lock would have two holders.
 fn absolute(url: &str) -> String {
-    let path = url.split_once(':').filter(|(scheme, _)| scheme.eq_ignore_ascii_case("sqlite"));
-    let relative =
-        path.map(|(_, path)| path).filter(|path| !path.starts_with(['/', '?', ':']) && !path.is_empty());
+    let is_file = |scheme: &str| ["sqlite", "dir"].iter().any(|file| scheme.eq_ignore_ascii_case(file));
+    let parts = url.split_once(':').filter(|(scheme, _)| is_file(scheme));
+    let is_other =
+        |path: &str| path.is_empty() || path.starts_with(['/', '?', ':']) || path.starts_with("~/");
+    let relative = parts.filter(|(_, path)| !is_other(path));
     let here = std::env::current_dir().ok().and_then(|here| here.into_os_string().into_string().ok());
     match (relative, here) {
-        (Some(path), Some(here)) => {
+        (Some((scheme, path)), Some(here)) => {
             let here = here.replace('%', "%25").replace('?', "%3F");
-            format!("sqlite:{}/{path}", here.trim_end_matches('/'))
+            format!("{scheme}:{}/{path}", here.trim_end_matches('/'))
         }
         _ => url.to_owned(),
     }

@@ -14,6 +14,8 @@
 mod aws;
 #[cfg(feature = "azure")]
 pub mod azure;
+#[cfg(feature = "dir")]
+pub mod dir;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 #[cfg(feature = "etcd")]
@@ -80,6 +82,8 @@ stores! {
     kubernetes::Kubernetes { kubernetes: http }
     #[cfg(feature = "sqlite")]
     sqlite::Sqlite { sqlite: shared }
+    #[cfg(feature = "dir")]
+    dir::Dir { dir: shared }
     #[cfg(feature = "http")]
     http::Http { http_sqlite: alone }
     #[cfg(feature = "postgres")]

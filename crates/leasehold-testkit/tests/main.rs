@@ -43,6 +43,7 @@ mod documents;
 mod evidence;
 #[cfg(feature = "postgres")]
 mod failover_postgres;
+#[cfg(feature = "redis")]
 mod failover_redis;
 mod fake;
 #[cfg(feature = "chaos")]

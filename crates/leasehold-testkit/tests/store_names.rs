@@ -54,8 +54,8 @@ fn names() -> Vec<String> {
     let files = fs::read_dir(crates().join("leasehold-testkit/src/stores")).unwrap();
     let names =
         files.filter_map(|file| Some(file.unwrap().file_name().to_str()?.strip_suffix(".rs")?.to_owned()));
-    // "memory" and "http" occur everywhere, and "aws" is not a store.
-    names.filter(|name| !["memory", "http", "aws"].contains(&name.as_str())).collect()
+    // "memory", "http" and "dir" occur everywhere, and "aws" is not a store.
+    names.filter(|name| !["memory", "http", "dir", "aws"].contains(&name.as_str())).collect()
 }
 
 /// Returns the Rust files below `folder`, except tests.

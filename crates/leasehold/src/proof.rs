@@ -23,7 +23,7 @@ mod first_use;
 pub(crate) mod flawed;
 mod front_ends;
 mod marker;
-mod questions;
+pub(crate) mod questions;
 pub(crate) mod races;
 pub(crate) mod trust;
 

@@ -97,6 +97,14 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
         Examined::default()
     }
 
+    /// Creates what the store needs before its first use. Does nothing by default.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot be created.
+    async fn init(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     /// Lists the keys that start with `prefix`, in the store's order, page by page. Retries a failed page for a while.
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>>;
 
@@ -167,6 +175,9 @@ impl<R: Register + ?Sized> Register for Arc<R> {
     }
     async fn examine(&self) -> Examined {
         (**self).examine().await
+    }
+    async fn init(&self) -> Result<(), StoreError> {
+        (**self).init().await
     }
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
         (**self).list(prefix)

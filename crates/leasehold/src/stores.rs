@@ -12,6 +12,8 @@ mod buckets;
 mod certificates;
 #[cfg(feature = "_columns")]
 mod columns;
+#[cfg(feature = "dir")]
+pub mod dir;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 #[cfg(feature = "etcd")]
@@ -151,6 +153,16 @@ pub const STORES: &[StoreKind] = &[
         example: "sqlite:/var/lib/myapp/locks.db",
         feature: Some("sqlite"),
         open: with_feature!("sqlite", sqlite::open),
+        keeps_objects: false,
+        open_object: None,
+    },
+    StoreKind {
+        scheme: "dir",
+        name: "directory that machines share (NFS, Amazon EFS)",
+        can: "fencing tokens, cooldowns, history, waiters in order of arrival",
+        example: "dir:/mnt/efs/locks",
+        feature: Some("dir"),
+        open: with_feature!("dir", dir::open),
         keeps_objects: false,
         open_object: None,
     },

@@ -182,7 +182,8 @@ fn stores() -> String {
     }
     text.push_str(
         "The default is `sqlite:`, the file $XDG_STATE_HOME/leasehold/locks.db in the user's state directory. Its locks work
-only between processes on one machine.
+only between processes on one machine. For machines that share a directory with hard links, such as NFS, use `dir:`, after
+`leasehold init`. For a folder on SMB, use neither.
 
 Options come after `?`, as in the examples. An unknown option is an error.
 

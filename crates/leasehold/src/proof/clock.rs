@@ -89,6 +89,9 @@ fn judge(readings: &[ClockReading], earlier: Duration, margin: Duration, is_used
                 2 * apart.as_secs() + 1
             ));
     }
+    if !is_used {
+        return Finding::not_applicable(CHECK, "not used: leases end by observation only");
+    }
     if off > WALL_CLOCK_OFF {
         return Finding::warning(CHECK, format!("this machine's wall clock is {} s off", off.as_secs())).with_help(
             "locks are not affected, but clouds refuse the signatures of machines that are 5 or 15 minutes off: set the clock",

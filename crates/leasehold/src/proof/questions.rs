@@ -20,7 +20,7 @@ use crate::register::{Deleted, Precondition, Version, Write};
 use crate::retry::{RetryBudget, retry};
 
 /// The prefix of the keys. They are not the keys of locks and are never listed as locks.
-const PREFIX: &str = ".leasehold-probe-check-";
+pub(crate) const PREFIX: &str = ".leasehold-probe-check-";
 
 /// The checks whose failure makes a store unsafe instead of only unusable. Such a failure is recorded in the store, so
 /// that no process uses it.

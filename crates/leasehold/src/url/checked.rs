@@ -63,6 +63,13 @@ impl CheckedUrl {
                 return Err(flaw);
             }
         }
+        if matches!(scheme.location, Location::File) && url.path().starts_with("~/") {
+            return Err(Error::invalid(format!(
+                "{:?} begins with `~`, which only a shell replaces",
+                url.path()
+            ))
+            .with_help("write the whole path, or $HOME instead of `~`"));
+        }
         if let Location::Name(what, is_name) = scheme.location {
             let name = url.authority().unwrap_or("");
             if !is_name(name) {

@@ -72,6 +72,11 @@ options! {
         "store_clock": Switch, "`on`", NO_CLOCK, of_locks;
         "margin": Duration(24), "`5s`", NO_CLOCK, of_locks;
     }
+    /// For a store without a clock.
+    NO_CLOCK_AT_ALL {
+        "store_clock": Switch, "`on`", WITHOUT_CLOCK, of_locks;
+        "margin": Duration(24), "`5s`", WITHOUT_CLOCK, of_locks;
+    }
     /// For stores whose servers alone decide when a lease ends.
     SERVERS_CLOCK {
         "margin": Duration(24), "`5s`", "the largest step of the server's clock", of_locks;
@@ -188,6 +193,7 @@ options! {
 }
 
 const NO_CLOCK: &str = "no effect, because the store itself ends leases";
+const WITHOUT_CLOCK: &str = "no effect, because no clock of the store ends a lease";
 const GRACE: &str = "how long no lock is granted after a failover: longer than the longest lease, or 0s";
 
 const NO_STORE_CLOCK: (&str, &str) = (
@@ -217,6 +223,7 @@ macro_rules! schemes {
 
 schemes! {
     "sqlite", Location::File, None, [SQLITE, UNUSED_CLOCK], [], [], "a SQLite store is sqlite:/path/to/locks.db";
+    "dir", Location::File, None, [NO_CLOCK_AT_ALL], [], [], "a directory store is dir:/mnt/efs/locks, a path that the machines share";
     "s3", Location::Name("bucket", is_s3_bucket), ROLE, [AWS, S3, PLAINTEXT, EXISTENCE, CLOCK], [], [],
         "an S3 store is s3://my-bucket/team/locks; a bucket name has 3 to 63 lower-case letters, digits, `-` and `.`";
     "dynamodb", Location::Name("table", is_table_or_arn), ROLE, [AWS, DYNAMODB, PLAINTEXT, CLOCK], [], [],

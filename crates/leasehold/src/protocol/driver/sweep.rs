@@ -22,9 +22,10 @@ impl RegisterLeases {
         dry_run: bool,
     ) -> Result<Swept, StoreError> {
         if !self.rules.store_clock {
-            let message = "with store_clock=off it is not known for how long a lock has been free";
+            let message =
+                "no clock says for how long a lock has been free: the store has none, or store_clock=off";
             return Err(Fault::new(ErrorKind::Unsupported, message)
-                .with_help("sweep without that option, if the store's clock is right")
+                .with_help("with store_clock=off, sweep without that option, if the store's clock is right")
                 .not_applied());
         }
         let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);

@@ -107,6 +107,10 @@ impl Records for JsonRecords {
         examine_register(&self.register, false, examination).await
     }
 
+    async fn init(&self) -> Result<(), StoreError> {
+        self.register.init().await
+    }
+
     async fn trust(&self) -> Result<(), StoreError> {
         self.trust.prove(&self.register, &[Subject::Writes]).await
     }

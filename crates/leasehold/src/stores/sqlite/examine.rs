@@ -58,7 +58,7 @@ fn file_system(location: &Location) -> Finding {
     const CHECK: &str = "file-system";
     if location.allow_network {
         return Finding::warning(CHECK, "not checked: ?allow_network=on")
-            .with_help("two machines that open the file can hold the same lock: only one may open it");
+            .with_help("two machines that open the file can hold the same lock: only one may open it; for several, use dir:FOLDER");
     }
     Finding::required(CHECK, location.file_system().map(|name| format!("a local one: {name}")))
 }

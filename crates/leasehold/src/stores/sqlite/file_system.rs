@@ -26,8 +26,8 @@ pub(super) fn require_local(folder: &Path) -> Result<String, Fault> {
             format!("{shown} is on a file system that is not known to be local: {kind}"),
         )
         .with_help(
-            "SQLite locks are for one machine: use a local disk, or a store for many machines; \
-             if only this machine opens the file, add ?allow_network=on to the store URL",
+            "SQLite locks are for one machine: use a local disk, or a store for many machines, such as dir:FOLDER for \
+             machines that share a folder; if only this machine opens the file, add ?allow_network=on to the store URL",
         )
     })
 }
@@ -161,7 +161,8 @@ mod tests {
         let fault = require_local(Path::new("/proc")).unwrap_err();
         assert_eq!(fault.kind, ErrorKind::Unsupported);
         assert!(fault.message.contains("/proc") && fault.message.contains("0x9fa0"), "{fault:?}");
-        assert!(fault.help.unwrap().contains("allow_network=on"));
+        let help = fault.help.unwrap();
+        assert!(help.contains("allow_network=on") && help.contains("dir:"), "{help}");
         assert!(require_local(&std::env::temp_dir()).is_ok());
     }
 }

@@ -1,0 +1,231 @@
+//! The store in a shared directory: a folder for each key, and a numbered file for each write. Machines that mount the
+//! directory share its locks. No server has to run.
+//!
+//! `docs/stores/dir.md` describes the layout, the permissions and the limits, and `docs/rfcs/0003-directory.md` why it
+//! is safe.
+
+mod errors;
+mod examine;
+mod files;
+mod generations;
+mod location;
+mod names;
+mod threads;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
+
+use self::files::{Directory, KeyFolder};
+use self::generations::{Generation, LIMITS, Outcome};
+use self::threads::Threads;
+use crate::clock::StoreTime;
+use crate::diagnosis::{Examined, RESERVED};
+use crate::env::Env;
+use crate::error::{Error, ErrorKind, Fault, StoreError};
+use crate::lease::{Id, LeaseStore, PollInterval, StoreOptions};
+use crate::proof;
+use crate::protocol::RegisterLeases;
+use crate::register::{
+    Body, Deleted, Metadata, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
+};
+use crate::retry::retry;
+use crate::url::StoreUrl;
+
+/// A poll is a listing and a small file, which a file server answers within milliseconds.
+const POLL_INTERVAL: PollInterval =
+    PollInterval { min: Duration::from_millis(20), max: Duration::from_millis(1_000) };
+
+/// The beginnings of the keys that one examination uses, and no other process. Nothing of them is kept.
+const OF_EXAMINATIONS: [&str; 3] = [RESERVED, proof::questions::PREFIX, proof::races::PREFIX];
+
+/// Opens `dir:/mnt/efs/locks`, a directory that `leasehold init` or [`LeaseStore::init`] has prepared. A relative path
+/// starts at the working directory.
+///
+/// Leases end by observation only, because the clocks of machines and file servers may be wrong. So only a process that
+/// waits takes over from a dead holder.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use leasehold::{Locker, lease::StoreOptions, stores::dir, url::StoreUrl};
+///
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = folder.path().join("locks");
+/// let url = StoreUrl::parse(&format!("dir:{}", path.display()))?;
+/// let store = dir::open(url.clone(), StoreOptions::default()).await?;
+/// store.init().await?; // once for each directory
+///
+/// let one = Locker::new(store);
+/// let two = Locker::new(dir::open(url, StoreOptions::default()).await?); // as another machine would
+/// let guard = one.lock("backup").acquire().await?;
+/// assert!(two.lock("backup").try_acquire().await.is_err());
+/// guard.release().await?;
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
+///
+/// # Errors
+/// Invalid for a URL without a path, or with a host. Unsupported for a file system without hard links. The first request
+/// reports a directory that was not prepared, unless that request is `init`.
+pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
+    let path = location::path_of(url, &mut options)?;
+    // The time stamps of files may come from wrong clocks, so they end no lease.
+    options.store_clock = false;
+    let directory = Directory { path, env: options.env.clone(), clock: Arc::default() };
+    let register = DirectoryRegister { directory, threads: Threads::default() };
+    register.touch().await?;
+    Ok(Arc::new(RegisterLeases::new(Arc::new(register), options)))
+}
+
+/// The keys in one directory.
+#[derive(Clone, Debug)]
+struct DirectoryRegister {
+    directory: Directory,
+    threads: Threads,
+}
+
+impl DirectoryRegister {
+    /// Runs `work` on the directory, on a thread for blocking work.
+    async fn run<T, F>(&self, work: F) -> Result<T, StoreError>
+    where
+        F: FnOnce(&Directory) -> Result<T, StoreError> + Send + 'static,
+        T: Send + 'static,
+    {
+        let directory = self.directory.clone();
+        self.threads.run(move || work(&directory)).await
+    }
+
+    /// Runs `work` on the folder of `key`.
+    async fn on_key<T, F>(&self, key: &str, work: F) -> Result<T, StoreError>
+    where
+        F: FnOnce(&KeyFolder<'_>) -> Result<T, StoreError> + Send + 'static,
+        T: Send + 'static,
+    {
+        let key = key.to_owned();
+        self.run(move |directory| work(&directory.key(&key))).await
+    }
+
+    /// Tries out hard links, and reads the file server's clock, which the tokens of new locks are taken from. Reports
+    /// only that locks are impossible: the next request reports other errors, unless it is `init`.
+    async fn touch(&self) -> Result<(), StoreError> {
+        let nonce = self.nonce();
+        self.run(move |directory| {
+            examine::links(&directory.marker(), nonce).map(drop).map_err(Fault::not_applied)
+        })
+        .await
+        .or_else(|error| match error.fault().kind {
+            ErrorKind::Unsupported => Err(error),
+            _ => Ok(()),
+        })
+    }
+
+    /// Writes the value of `key`, or deletes it if `value` is `None`.
+    async fn put(
+        &self,
+        key: &str,
+        expect: Option<&Version>,
+        value: Option<bytes::Bytes>,
+    ) -> Result<Outcome, StoreError> {
+        let (nonce, expect) = (self.nonce(), expect.cloned());
+        self.on_key(key, move |folder| generations::write(folder, &LIMITS, expect.as_ref(), nonce, value))
+            .await
+    }
+
+    fn nonce(&self) -> Id {
+        // Copies of a running machine may draw the same random numbers, but not at the same nanosecond.
+        Id::random(&self.directory.env.random).at(self.directory.env.now())
+    }
+}
+
+#[async_trait]
+impl Register for DirectoryRegister {
+    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
+        let current = self.on_key(key, |folder| generations::read(folder).map_err(Fault::not_applied)).await;
+        let found = current.map_err(StoreError::of_read)?.with_value();
+        Ok(found.and_then(|found| {
+            let version = found.version();
+            let Generation { value, .. } = found;
+            Some(VersionedValue { value: value?, version, metadata: Metadata::default() })
+        }))
+    }
+
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
+        let expect = match expect {
+            Precondition::Absent => None,
+            Precondition::Version(version) => Some(version),
+        };
+        Ok(match self.put(key, expect, Some(body.bytes)).await? {
+            Outcome::Written(version) => Write::Committed(version),
+            Outcome::Conflict => Write::Conflict,
+        })
+    }
+
+    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        if self.put(key, Some(version), None).await? == Outcome::Conflict {
+            return Ok(Deleted::Conflict);
+        }
+        if OF_EXAMINATIONS.iter().any(|beginning| key.starts_with(beginning)) {
+            // The next examination uses other keys, so what stays is only untidy.
+            let away = self.nonce().to_string();
+            let _ = self.on_key(key, move |folder| Ok(folder.discard(&away))).await;
+        }
+        Ok(Deleted::Deleted)
+    }
+
+    async fn examine(&self) -> Examined {
+        self.examined().await
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
+        let prefix = prefix.to_owned();
+        let keys = async move {
+            let all = || self.run(|directory| directory.keys().map_err(Fault::not_applied));
+            let mut keys = retry(self.env(), all).await.map_err(StoreError::of_read)?;
+            keys.retain(|key| key.starts_with(&prefix));
+            keys.sort_unstable();
+            Ok(stream::iter(keys.into_iter().map(Ok)))
+        };
+        // A key that was deleted keeps its folder.
+        let with_value = move |key: String| async move {
+            Ok(retry(self.env(), || self.read(&key)).await?.is_some().then_some(key))
+        };
+        stream::once(keys).try_flatten().try_filter_map(with_value).boxed()
+    }
+
+    async fn init(&self) -> Result<(), StoreError> {
+        self.run(|directory| directory.init().map_err(Fault::not_applied)).await?;
+        self.touch().await
+    }
+
+    fn store_time(&self) -> Option<StoreTime> {
+        self.directory.clock.bounds(self.env().now())
+    }
+
+    fn env(&self) -> &Env {
+        &self.directory.env
+    }
+
+    fn identity(&self) -> String {
+        self.directory.path.display().to_string()
+    }
+
+    fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
+        let path = location::absolute(endpoint)?;
+        let clock = Arc::default();
+        let directory = Directory { path, clock, env: self.env().clone() };
+        directory.check()?;
+        Ok(Arc::new(Self { directory, threads: Threads::default() }))
+    }
+
+    fn capabilities(&self) -> RegisterCapabilities {
+        RegisterCapabilities {
+            store: "a directory",
+            trusted: true,
+            generations: false,
+            metadata: None,
+            poll_interval: POLL_INTERVAL,
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! The rules of a key: how its value is read, written and deleted as a file with a number. `docs/rfcs/0003-directory.md`
+//! says why this is safe.
+//!
+//! Everything here works on a [`Folder`], so that the tests can run each step of several writers in every order, on a
+//! folder with stale listings, lost responses and wrong clocks.
+
+use std::io;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::clock::Moment;
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::lease::Id;
+use crate::register::Version;
+
+/// The limits that the rules depend on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// How many higher generations exist before a generation is removed (rule 2).
+    pub(super) newer: u64,
+    /// How old a generation is at least when it is removed, in microseconds of the file server's clock (rule 2).
+    pub(super) age_us: u64,
+    /// The same for the temporary file of a write.
+    pub(super) temporary_age_us: u64,
+    /// How long a write may take at most (rule 3).
+    pub(super) longest_write: Duration,
+}
+
+/// The limits of every process. They are part of the format: all processes must agree on them.
+pub(super) const LIMITS: Limits = Limits {
+    newer: 16,
+    age_us: 3_600_000_000,
+    temporary_age_us: 1_800_000_000,
+    longest_write: Duration::from_secs(60),
+};
+
+/// How often a generation may vanish between a listing and the read of its file.
+const MAX_READS: usize = 8;
+
+/// How many generations a write removes at most, so that it stays quick.
+const MAX_REMOVED: usize = 64;
+
+/// The end of the name of a temporary file. A nonce precedes it.
+const TEMPORARY: &str = ".tmp";
+
+/// The first word of each generation.
+const MAGIC: &str = "leasehold-1";
+
+/// The folder of one key. Each method is one operation on files.
+pub(super) trait Folder {
+    /// Returns the names in the folder. [`io::ErrorKind::NotFound`] if the key has no folder.
+    fn list(&self) -> io::Result<Vec<String>>;
+    /// Returns the content of a file.
+    fn read(&self, name: &str) -> io::Result<Vec<u8>>;
+    /// Creates the folder, durably. Succeeds if it exists.
+    fn make(&self) -> io::Result<()>;
+    /// Creates a file, durably. Returns when its names last changed, in microseconds of the file server's clock.
+    fn create(&self, name: &str, content: &[u8]) -> io::Result<u64>;
+    /// Gives the file `from` the second name `to`. Fails if that name exists.
+    fn link(&self, from: &str, to: &str) -> io::Result<()>;
+    /// Makes the names in the folder durable.
+    fn sync(&self) -> io::Result<()>;
+    /// Returns when the names of a file last changed, as [`create`](Self::create) does.
+    fn stamp(&self, name: &str) -> io::Result<u64>;
+    /// Removes a name.
+    fn remove(&self, name: &str) -> io::Result<()>;
+    /// Returns the current time on this machine.
+    fn now(&self) -> Moment;
+    /// Returns the fault for an operation that failed. `what` is the operation, as in "cannot list".
+    fn fault(&self, what: &str, error: &io::Error) -> Fault;
+}
+
+/// A generation that was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Generation {
+    pub(super) number: u64,
+    pub(super) nonce: Id,
+    /// `None` if the key has no value since this generation.
+    pub(super) value: Option<Bytes>,
+}
+
+impl Generation {
+    /// Returns the version of the value.
+    pub(super) fn version(&self) -> Version {
+        Version::new(format!("{}-{}", self.number, self.nonce))
+    }
+
+    /// Returns the content of its file: a line with the nonce and the length, and the bytes.
+    fn content(&self) -> Vec<u8> {
+        let length = self.value.as_ref().map_or("deleted".to_owned(), |value| value.len().to_string());
+        let mut content = format!("{MAGIC} {} {length}\n", self.nonce).into_bytes();
+        content.extend(self.value.iter().flatten());
+        content
+    }
+
+    /// Reads the content of generation `number`. `None` if leasehold did not write it as it is.
+    fn parse(number: u64, content: Vec<u8>) -> Option<Self> {
+        let content = Bytes::from(content);
+        let end = content.iter().position(|&byte| byte == b'\n')?;
+        let (header, body) = (std::str::from_utf8(&content[..end]).ok()?, content.slice(end + 1..));
+        let [MAGIC, nonce, length] = header.split(' ').collect::<Vec<_>>()[..] else { return None };
+        let nonce = nonce.parse().ok()?;
+        let value = match length {
+            "deleted" if body.is_empty() => None,
+            length if length == body.len().to_string() => Some(body),
+            _ => return None,
+        };
+        Some(Self { number, nonce, value })
+    }
+}
+
+/// What a key has at the moment.
+#[derive(Debug)]
+pub(super) struct Current {
+    /// `None` if the key was never written.
+    pub(super) latest: Option<Generation>,
+    has_folder: bool,
+}
+
+impl Current {
+    /// Returns the generation that holds the value, if the key has one.
+    pub(super) fn with_value(self) -> Option<Generation> {
+        self.latest.filter(|latest| latest.value.is_some())
+    }
+
+    fn meets(&self, expect: Option<&Version>) -> bool {
+        let found = self.latest.as_ref().filter(|latest| latest.value.is_some()).map(Generation::version);
+        found.as_ref() == expect
+    }
+}
+
+/// The outcome of a write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Written(Version),
+    Conflict,
+}
+
+/// Reads the highest generation.
+pub(super) fn read(folder: &impl Folder) -> Result<Current, Fault> {
+    for _ in 0..MAX_READS {
+        let names = match folder.list() {
+            Ok(names) => names,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(Current { latest: None, has_folder: false });
+            }
+            Err(error) => return Err(folder.fault("list", &error)),
+        };
+        let Some(number) = highest(&names) else { return Ok(Current { latest: None, has_folder: true }) };
+        match folder.read(&name(number)) {
+            Ok(content) => {
+                let latest = Generation::parse(number, content).ok_or_else(|| {
+                    let no_file = io::Error::new(io::ErrorKind::InvalidData, "leasehold did not write it so");
+                    folder.fault(&format!("understand the file {} in", name(number)), &no_file)
+                })?;
+                return Ok(Current { latest: Some(latest), has_folder: true });
+            }
+            // The listing was stale: the highest generation is never removed (rule 1).
+            Err(error) if vanished(&error) => {}
+            Err(error) => return Err(folder.fault("read a file in", &error)),
+        }
+    }
+    let stale = io::Error::new(io::ErrorKind::StaleNetworkFileHandle, "its listing stays out of date");
+    Err(folder.fault("read", &stale))
+}
+
+/// Writes `value`, or deletes it if it is `None`, as the next generation, if the key has the version `expect`, or no
+/// value if that is `None`. `nonce` must be new.
+pub(super) fn write(
+    folder: &impl Folder,
+    limits: &Limits,
+    expect: Option<&Version>,
+    nonce: Id,
+    value: Option<Bytes>,
+) -> Result<Outcome, StoreError> {
+    let began = folder.now();
+    let current = read(folder).map_err(Fault::not_applied)?;
+    if !current.meets(expect) {
+        return Ok(Outcome::Conflict);
+    }
+    let number = current.latest.map_or(Some(1), |latest| latest.number.checked_add(1));
+    let number = number.ok_or_else(|| full().not_applied())?;
+    let next = Generation { number, nonce, value };
+    // Only a create makes the folder: no other write may follow the removal of a folder.
+    if !current.has_folder {
+        folder.make().map_err(|error| folder.fault("create", &error).not_applied())?;
+    }
+    let temporary = format!("{nonce}{TEMPORARY}");
+    let result = match folder.create(&temporary, &next.content()) {
+        Ok(now_us) => publish(folder, limits, began, &temporary, &next).map(|names| (names, now_us)),
+        Err(error) => Err(folder.fault("write a file in", &error).not_applied()),
+    };
+    // A file that stays is removed by a later write.
+    let _ = folder.remove(&temporary);
+    match result? {
+        (Some(names), now_us) => {
+            clean(folder, limits, &names, number, now_us);
+            Ok(Outcome::Written(next.version()))
+        }
+        (None, _) => Ok(Outcome::Conflict),
+    }
+}
+
+/// Links the temporary file to its number. Returns the names in the folder if the write counts, or `None` if another
+/// write was first.
+fn publish(
+    folder: &impl Folder,
+    limits: &Limits,
+    began: Moment,
+    temporary: &str,
+    next: &Generation,
+) -> Result<Option<Vec<String>>, StoreError> {
+    let is_quick = || folder.now().longest_since(began) <= limits.longest_write;
+    let slow = || Fault::unavailable("a write took too long to count");
+    if !is_quick() {
+        return Err(slow().not_applied());
+    }
+    let to = name(next.number);
+    if let Err(error) = folder.link(temporary, &to) {
+        // NFS may send a request twice, and the second response then says that the name exists. The file shows who
+        // created it. The number of links could come from a cache, but a file that is found by its name does not.
+        match folder.read(&to).ok().and_then(|content| Generation::parse(next.number, content)) {
+            Some(found) if found.nonce == next.nonce => {}
+            Some(_) => return Ok(None),
+            None => {
+                let fault = folder.fault("link a file in", &error);
+                let refused = matches!(fault.kind, ErrorKind::Denied | ErrorKind::Unsupported);
+                return Err(if refused { fault.not_applied() } else { fault.maybe_applied() });
+            }
+        }
+    }
+    folder.sync().map_err(|error| folder.fault("sync", &error).maybe_applied())?;
+    let names = folder.list().map_err(|error| folder.fault("list", &error).maybe_applied())?;
+    if highest(&names) != Some(next.number) {
+        return Err(Fault::unavailable("another process wrote at the same time").maybe_applied());
+    }
+    if !is_quick() {
+        return Err(slow().maybe_applied());
+    }
+    Ok(Some(names))
+}
+
+/// Removes temporary files of dead or sleeping processes, and then old generations, from the oldest on. `now_us` is the
+/// time stamp of a file that was just created.
+fn clean(folder: &impl Folder, limits: &Limits, names: &[String], latest: u64, now_us: u64) {
+    let is_older = |name: &str, age_us: u64| {
+        folder.stamp(name).is_ok_and(|stamp_us| stamp_us.saturating_add(age_us) <= now_us)
+    };
+    // First, so that a process that slept between its read and its link cannot link any more: its file is older than
+    // half an hour when the number that it wants is free again.
+    for name in
+        names.iter().filter(|name| name.ends_with(TEMPORARY) && is_older(name, limits.temporary_age_us))
+    {
+        if folder.remove(name).is_err_and(|error| !vanished(&error)) {
+            return;
+        }
+    }
+    let mut outdated: Vec<u64> = names.iter().filter_map(|name| number(name)).collect();
+    outdated.retain(|number| latest.saturating_sub(*number) >= limits.newer);
+    outdated.sort_unstable();
+    let outdated = outdated.into_iter().map(name).take_while(|name| is_older(name, limits.age_us));
+    for name in outdated.take(MAX_REMOVED) {
+        // Another process may have removed it.
+        let _ = folder.remove(&name);
+    }
+}
+
+fn highest(names: &[String]) -> Option<u64> {
+    names.iter().filter_map(|name| number(name)).max()
+}
+
+/// Returns the name of the file of a generation.
+fn name(number: u64) -> String {
+    format!("{number:020}")
+}
+
+/// Returns the generation whose file has this name.
+fn number(name: &str) -> Option<u64> {
+    (name.len() == 20 && name.bytes().all(|b| b.is_ascii_digit())).then(|| name.parse().ok()).flatten()
+}
+
+/// Returns whether a name that was listed leads to nothing.
+fn vanished(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::StaleNetworkFileHandle)
+}
+
+fn full() -> Fault {
+    Fault::new(ErrorKind::Corrupt, "the generations of this key are used up")
+}
+
+#[cfg(test)]
+mod tests;
