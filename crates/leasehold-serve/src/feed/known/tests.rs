@@ -14,6 +14,7 @@ fn look(name: &str, lapses_within_ms: u64, at: Moment) -> Look {
         state: StateView::Held,
         token: leasehold::Token::new(1),
         held_by: Some(held),
+        size: None,
         waiters: Vec::new(),
     };
     Look { detail: LockDetail { lock, history: Vec::new() }, at }
