@@ -39,18 +39,21 @@ func isGrantedToAnother(t *testing.T, url, name string) bool {
 func TestStores(t *testing.T) {
 	stores := servers()
 	stores["SQLITE"] = "sqlite:" + filepath.Join(t.TempDir(), "locks.db")
-	for name, url := range stores {
-		t.Run(name, func(t *testing.T) {
+	number := 0
+	for store, url := range stores {
+		number++
+		// Two URLs may lead to the same store.
+		name := fmt.Sprintf("clients/go-%d-%d", os.Getpid(), number)
+		t.Run(store, func(t *testing.T) {
 			t.Parallel()
-			holdALock(t, url)
+			holdALock(t, url, name)
 		})
 	}
 }
 
-func holdALock(t *testing.T, url string) {
+func holdALock(t *testing.T, url, name string) {
 	ctx, c := within(t), open(t, url)
 	must(t, c.Init(ctx))
-	name := fmt.Sprintf("clients/go-%d", os.Getpid())
 	lock := c.Lock(name, TTL(30*time.Second), Wait(limit))
 	first := acquire(t, lock)
 	must(t, first.Err())
