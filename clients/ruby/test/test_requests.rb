@@ -227,19 +227,4 @@ class TestRequests < LeaseholdTest
     assert host.wait.success?
     assert_free
   end
-
-  def test_a_fiber_with_a_scheduler_waits_only_for_itself
-    Nested.stub(:blocks_only_the_fiber?, true) do
-      fiber = Fiber.new do
-        locker.lock("x") do
-          Fiber.yield
-          assert_raises(DeadlockError) { locker.lock("x", wait: LIMIT) }
-        end
-      end
-      fiber.resume
-      # Another fiber waits as usual.
-      assert_raises(LockHeld) { locker.lock("x", wait: 0.1) }
-      assert fiber.resume
-    end
-  end
 end
