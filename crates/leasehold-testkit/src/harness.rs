@@ -76,7 +76,7 @@ impl Fresh {
 
     /// Returns whether waiters notice a release only by polling, a few times a second.
     fn is_polled(&self) -> bool {
-        matches!(self.store.reaper(), Reaper::Contenders | Reaper::StoreClock)
+        matches!(self.store.reaper(), Reaper::Contenders | Reaper::Waiters | Reaper::StoreClock)
     }
 }
 

@@ -135,6 +135,8 @@ pub enum Reaper {
     Death,
     /// Contenders, by observation or by the store's clock.
     Contenders,
+    /// Contenders that wait, by observation alone.
+    Waiters,
     /// Contenders, by the store's clock alone.
     StoreClock,
     /// The store itself.

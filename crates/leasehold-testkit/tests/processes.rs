@@ -53,7 +53,7 @@ async fn a_waiter_succeeds_a_killed_holder(storage: &str) {
     let fresh = fresh(storage).await;
     match fresh.store().reaper() {
         Reaper::Death => killed::a_waiter_takes_over_at_once(fresh.url()).await,
-        Reaper::Contenders => {
+        Reaper::Contenders | Reaper::Waiters => {
             killed::a_waiter_takes_over_after_the_lease(fresh.url(), "store_clock=off").await
         }
         Reaper::StoreClock => killed::a_waiter_takes_over_after_the_lease(fresh.url(), "margin=0s").await,
@@ -66,6 +66,8 @@ async fn a_try_takes_over_from_a_killed_holder(storage: &str) {
     let fresh = fresh(storage).await;
     match fresh.store().reaper() {
         Reaper::Death => killed::the_next_try_takes_over(fresh.url()).await,
+        // A try has observed nothing, so it is refused for ever.
+        Reaper::Waiters => {}
         Reaper::Contenders | Reaper::StoreClock => {
             killed::a_try_takes_over_by_the_clock_of_the_store(fresh.url()).await;
         }

@@ -16,7 +16,7 @@ use crate::chaos::servers::Servers;
 use crate::conformance::Harness;
 use crate::harness::Fresh;
 use crate::servers::parsed;
-use crate::test_store::{Bench, Kind, Storage, TestStore};
+use crate::test_store::{Bench, Kind, Reaper, Storage, TestStore};
 
 /// A shared directory.
 #[derive(Debug)]
@@ -48,6 +48,10 @@ impl TestStore for Dir {
         let files = std::fs::read_dir(folder(url, name)).unwrap();
         let contents = files.map(|file| std::fs::read(file.unwrap().path()).unwrap());
         contents.map(|content| String::from_utf8_lossy(&content).into_owned()).collect()
+    }
+
+    fn reaper(&self) -> Reaper {
+        Reaper::Waiters
     }
 
     #[cfg(feature = "chaos")]

@@ -10,6 +10,8 @@ mod files;
 mod generations;
 mod location;
 mod names;
+#[cfg(test)]
+mod tests;
 mod threads;
 
 use std::sync::Arc;

@@ -1,0 +1,160 @@
+//! The store on real files.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::PathBuf;
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::error::ErrorKind;
+
+async fn register(folder: &TempDir) -> DirectoryRegister {
+    let register = unprepared(folder);
+    register.init().await.unwrap();
+    register
+}
+
+fn unprepared(folder: &TempDir) -> DirectoryRegister {
+    let path = folder.path().join("locks");
+    let directory = Directory { path, env: Env::system(), clock: Arc::default() };
+    DirectoryRegister { directory, threads: Threads::default() }
+}
+
+fn files(register: &DirectoryRegister, key: &str) -> Vec<String> {
+    let mut names: Vec<_> = fs::read_dir(register.directory.key(key).path)
+        .unwrap()
+        .map(|file| file.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+async fn written(register: &DirectoryRegister, key: &str, expect: Precondition<'_>) -> Version {
+    match register.write(key, expect, "value".into()).await.unwrap() {
+        Write::Committed(version) => version,
+        Write::Conflict => panic!("the key is not as expected"),
+    }
+}
+
+/// Rule 1: the numbers go on after a delete, so that a process that slept writes over nothing.
+#[tokio::test]
+async fn a_deleted_key_keeps_its_highest_generation() {
+    let folder = tempfile::tempdir().unwrap();
+    let register = register(&folder).await;
+    let first = written(&register, "key", Precondition::Absent).await;
+    assert_eq!(register.delete("key", &first).await.unwrap(), Deleted::Deleted);
+    assert_eq!(register.read("key").await.unwrap(), None);
+    let third = written(&register, "key", Precondition::Absent).await;
+    assert!(third.as_str().starts_with("3-"), "{third:?}");
+    let late = register.write("key", Precondition::Version(&first), "late".into()).await.unwrap();
+    assert_eq!(late, Write::Conflict);
+    assert_eq!(files(&register, "key").len(), 3);
+}
+
+#[tokio::test]
+async fn what_an_examination_deletes_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let register = register(&folder).await;
+    let key = format!("{RESERVED}1.lock");
+    let version = written(&register, &key, Precondition::Absent).await;
+    register.delete(&key, &version).await.unwrap();
+    assert!(!register.directory.key(&key).path.exists());
+    assert!(fs::read_dir(folder.path().join("locks/.leasehold")).unwrap().next().is_none());
+}
+
+/// Without its marker, the directory may be the one below a mount point.
+#[tokio::test]
+async fn a_directory_that_was_not_prepared_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let register = unprepared(&folder);
+    fs::create_dir(folder.path().join("locks")).unwrap();
+    for error in [
+        register.read("key").await.unwrap_err(),
+        register.write("key", Precondition::Absent, "value".into()).await.unwrap_err(),
+    ] {
+        assert_eq!(error.fault().kind, ErrorKind::Invalid, "{error:?}");
+        assert!(error.fault().help.as_ref().unwrap().contains("leasehold init --store dir:"), "{error:?}");
+    }
+    assert!(fs::read_dir(folder.path().join("locks")).unwrap().next().is_none(), "nothing was created");
+}
+
+/// Also the format of a file, which must not change.
+#[tokio::test]
+async fn a_damaged_file_is_no_free_lock() {
+    let folder = tempfile::tempdir().unwrap();
+    let register = register(&folder).await;
+    let version = written(&register, "key", Precondition::Absent).await;
+    let path = register.directory.key("key").path.join("00000000000000000001");
+    let (_, nonce) = version.as_str().split_once('-').unwrap();
+    assert_eq!(fs::read_to_string(&path).unwrap(), format!("leasehold-1 {nonce} 5\nvalue"));
+    for damaged in [
+        String::new(),
+        "{}".to_owned(),
+        format!("leasehold-1 {nonce} 5\nval"),
+        format!("leasehold-1 {nonce} 5\nvalue\0"),
+        format!("leasehold-1 {nonce} deleted\nx"),
+        format!("leasehold-2 {nonce} 5\nvalue"),
+        "\0".repeat(300),
+    ] {
+        fs::write(&path, &damaged).unwrap();
+        let error = register.read("key").await.unwrap_err();
+        assert_eq!(error.fault().kind, ErrorKind::Corrupt, "{damaged:?}");
+        let write = register.write("key", Precondition::Absent, "value".into()).await;
+        assert!(matches!(write, Err(StoreError::NotApplied(_))), "{damaged:?}");
+    }
+}
+
+/// Users with different umasks can share a directory.
+#[tokio::test]
+async fn folders_and_files_have_the_permissions_of_the_directory() {
+    for (mode, of_files) in [(0o700, 0o600), (0o2770, 0o660), (0o777, 0o666)] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("locks");
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        let register = register(&folder).await;
+        let long = "long/".repeat(60);
+        written(&register, &long, Precondition::Absent).await;
+        let mut inside: Vec<PathBuf> = vec![path];
+        while let Some(path) = inside.pop() {
+            let metadata = fs::metadata(&path).unwrap();
+            let expected = if metadata.is_dir() { mode } else { of_files };
+            assert_eq!(metadata.mode() & 0o7777, expected, "{path:?}");
+            if metadata.is_dir() {
+                inside.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn keys_are_listed_without_those_that_were_deleted() {
+    let folder = tempfile::tempdir().unwrap();
+    let register = register(&folder).await;
+    let long = format!("team/{}", "x/".repeat(120));
+    for key in ["team/a", "other", &long] {
+        written(&register, key, Precondition::Absent).await;
+    }
+    let version = written(&register, "team/deleted", Precondition::Absent).await;
+    register.delete("team/deleted", &version).await.unwrap();
+    let listed: Vec<_> = register.list("team/").try_collect().await.unwrap();
+    assert_eq!(listed, ["team/a".to_owned(), long]);
+}
+
+#[test]
+fn errors_of_the_system_have_their_kind() {
+    use std::io::ErrorKind as K;
+    for (system, kind) in [
+        (K::PermissionDenied, ErrorKind::Denied),
+        (K::ReadOnlyFilesystem, ErrorKind::Denied),
+        (K::Unsupported, ErrorKind::Unsupported),
+        (K::NotADirectory, ErrorKind::Invalid),
+        (K::StorageFull, ErrorKind::Unavailable),
+        (K::QuotaExceeded, ErrorKind::Unavailable),
+        (K::StaleNetworkFileHandle, ErrorKind::Unavailable),
+        (K::Other, ErrorKind::Unavailable),
+    ] {
+        assert_eq!(errors::fault("read", "x".as_ref(), &system.into()).kind, kind, "{system}");
+    }
+}
