@@ -80,6 +80,22 @@ class TestLoss < LeaseholdTest
     assert_equal "agent", reason(guard)
   end
 
+  def test_a_loss_that_was_read_counts_before_it_is_applied
+    guard = locker.lock("x")
+    hold = guard.instance_variable_get(:@hold)
+    reached = Thread::Queue.new
+    go_on = Thread::Queue.new
+    agent.send(:post) do
+      (reached << 1) && go_on.pop
+      agent.send(:end_hold, hold).lose(hold.lost("evicted", "ended"))
+    end
+    reached.pop
+    checked = thread { guard.check! }
+    await("the check") { checked.stop? }
+    go_on << 1
+    assert_equal "ended", assert_raises(LockLost) { checked.value }.reason
+  end
+
   # Runs the block while the agent's thread waits.
   def stopped(agent)
     reached = Thread::Queue.new
