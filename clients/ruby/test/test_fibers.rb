@@ -57,6 +57,7 @@ class TestFibers < LeaseholdTest
       Fiber.set_scheduler(Scheduler.new)
       Fiber.schedule do
         locker.lock("x") do |guard|
+          events << :holds
           sleep 0.01 until events.include?(:waits)
           assert_raises(DeadlockError) { locker.lock("x", wait: LIMIT) }
           guard.check!
@@ -64,12 +65,13 @@ class TestFibers < LeaseholdTest
         end
       end
       Fiber.schedule do
+        sleep 0.01 until events.include?(:holds)
         events << :waits
         locker.lock("x", wait: LIMIT) { events << :held }
         # An exception could interrupt another fiber.
         assert_raises(ArgumentError) { locker.lock("x", on_lost: :raise) { flunk } }
       end
     end.join
-    assert_equal %i[waits released held], events
+    assert_equal %i[holds waits released held], events
   end
 end

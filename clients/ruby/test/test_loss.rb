@@ -74,10 +74,25 @@ class TestLoss < LeaseholdTest
     here = agent
     stopped(here) do
       Process.kill(:KILL, here.pid)
-      await("its end") { File.read("/proc/#{here.pid}/stat").split[2] == "Z" }
-      assert_equal :unread, here.instance_variable_get(:@process).silent? ? :read : :unread
+      await("the end of the file") { !here.instance_variable_get(:@process).silent? }
     end
     assert_equal "agent", reason(guard)
+  end
+
+  def test_a_loss_that_was_read_counts_before_it_is_applied
+    guard = locker.lock("x")
+    hold = guard.instance_variable_get(:@hold)
+    reached = Thread::Queue.new
+    go_on = Thread::Queue.new
+    agent.send(:post) do
+      (reached << 1) && go_on.pop
+      agent.send(:end_hold, hold).lose(hold.lost("evicted", "ended"))
+    end
+    reached.pop
+    checked = thread { guard.check! }
+    await("the check") { checked.stop? }
+    go_on << 1
+    assert_equal "ended", assert_raises(LockLost) { checked.value }.reason
   end
 
   # Runs the block while the agent's thread waits.

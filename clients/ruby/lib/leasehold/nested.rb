@@ -63,7 +63,7 @@ module Leasehold
 
       # Whether a hold of `held` uses up what `wanted` needs.
       def excludes?(held, wanted)
-        held.store == wanted.store && held.names.intersect?(wanted.names) &&
+        held.store == wanted.store && (held.names & wanted.names).any? &&
           [held, wanted].any? { |one| one.fields[:mode] != "shared" }
       end
 
