@@ -23,7 +23,8 @@ pub(crate) struct HoldState {
     /// Boxed, because most holds have none.
     limit: OnceLock<Box<Limit>>,
     phase: Mutex<Phase>,
-    size: Mutex<RecordedSize>,
+    /// Boxed, because only permits have one.
+    size: OnceLock<Box<Mutex<RecordedSize>>>,
     /// Cancelled as soon as the hold is over, for any reason, or is no longer renewed because the runtime has shut down.
     pub(super) over: CancellationToken,
     /// Notified when the lease was renewed, and when the hold is over.
@@ -39,6 +40,10 @@ struct RecordedSize {
     next: Option<u64>,
     /// What the latest renewal has written, or what the grant found.
     written: Option<u64>,
+}
+
+fn recorded_size(size: Option<u64>) -> Box<Mutex<RecordedSize>> {
+    Box::new(Mutex::new(RecordedSize { next: size, written: size }))
 }
 
 /// Whether a lock is held, or how the hold ended.
@@ -73,7 +78,7 @@ impl HoldState {
             env,
             limit: limit.map(|limit| OnceLock::from(Box::new(limit))).unwrap_or_default(),
             phase,
-            size: Mutex::new(RecordedSize { next: size, written: size }),
+            size: size.map(|_| OnceLock::from(recorded_size(size))).unwrap_or_default(),
             over: CancellationToken::new(),
             renewed: Notify::new(),
             renewal_requested: Notify::new(),
@@ -85,12 +90,14 @@ impl HoldState {
     }
 
     fn with_size<T>(&self, body: impl FnOnce(&mut RecordedSize) -> T) -> T {
-        body(&mut self.size.lock().unwrap_or_else(PoisonError::into_inner))
+        let size = self.size.get_or_init(|| recorded_size(None));
+        body(&mut size.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Returns the size that the next renewal or release writes. `None` if it keeps that of the record.
     pub(crate) fn size(&self) -> Option<u64> {
-        self.with_size(|size| size.next)
+        let size = self.size.get()?;
+        size.lock().unwrap_or_else(PoisonError::into_inner).next
     }
 
     /// Makes the next renewal or release write `size`.
@@ -119,7 +126,9 @@ impl HoldState {
 
     /// Notes that a renewal has written `size`.
     pub(super) fn wrote_size(&self, size: Option<u64>) {
-        self.with_size(|recorded| recorded.written = size);
+        if size.is_some() {
+            self.with_size(|recorded| recorded.written = size);
+        }
     }
 
     /// Returns the span of the hold, or `None` if the hold is over.

@@ -66,7 +66,10 @@ pub(super) fn write(
         set.retain(|(name, _)| !item::stays(name, before, record));
     }
     let mut expression = Draft::default();
-    expression.set_or_remove(set, &[RENEWED, RELEASED, SEEN, AWAITED, SERVED, SIZE]);
+    expression.set_or_remove(set, &[RENEWED, RELEASED, SEEN, AWAITED, SERVED]);
+    if before.is_some_and(|before| before.size != 0) && record.size == 0 {
+        expression.removes.push(format!("#{SIZE}"));
+    }
     // The history is half of an item, and most writes do not change it.
     if before.is_none_or(|before| before.history != record.history) {
         let history = item::history_of(record).map(|history| (HISTORY, history));
@@ -298,7 +301,8 @@ mod tests {
         assert!(claim(&sized).contains("#permits = if_not_exists(#permits, :permits)"));
         assert!(!claim(&plain).contains("#permits"));
         let version = item::version_of(&sized);
-        assert!(written(&version, Some(&sized), &sized).0.contains("#permits = :permits"));
+        assert!(written(&version, None, &sized).0.contains("#permits = :permits"));
+        assert!(!written(&version, Some(&sized), &sized).0.contains("#permits"), "it is the same");
         assert!(written(&version, Some(&sized), &plain).1.contains("#permits"));
     }
 

@@ -305,6 +305,7 @@ pub(super) fn stays(name: &str, before: &Record, record: &Record) -> bool {
         OWNER | HOLDER => before.holder == record.holder,
         LEASE => lease(before) == lease(record) && before.cooldown_ms == record.cooldown_ms,
         TOKEN => before.token == record.token,
+        SIZE => before.size == record.size,
         _ => false,
     }
 }
