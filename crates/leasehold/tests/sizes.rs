@@ -76,7 +76,7 @@ async fn the_first_acquisition_decides_and_another_number_is_an_error_that_names
         guard.release().await.unwrap();
         differ(other.acquire().await, second as u64, first as u64);
         assert_eq!(held(&one).await, 0, "what the refused acquisition had is released");
-        semaphore(&two, first).acquire().await.unwrap();
+        semaphore(&two, first).acquire().await.unwrap().release().await.unwrap();
     }
 }
 
