@@ -62,6 +62,17 @@ async fn no_check_passes_after_the_limit() {
     assert_eq!(ends(&client).await, [End::Limit]);
 }
 
+/// The process may end after the release.
+#[tokio::test(start_paused = true)]
+async fn a_release_after_the_limit_frees_the_lock() {
+    let world = World::new();
+    let client = world.dated(1);
+    let guard = limited(&client).await;
+    guard.lost().await;
+    assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost);
+    assert_eq!(ends(&client).await, [End::Limit]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_hold_that_sleeps_past_its_limit_is_lost() {
     let world = World::new();

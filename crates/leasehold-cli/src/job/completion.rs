@@ -13,8 +13,8 @@ use crate::mode::CANCEL_TIMEOUT;
 use crate::output::{human, json};
 use crate::wait_progress::announce;
 
-/// How long the release of a hold at its limit may take.
-const RELEASE_AT_LIMIT: Duration = Duration::from_secs(5);
+/// How long the release of a hold at its limit, or of the other locks after the loss of one, may take.
+const RELEASE_AFTER_LOSS: Duration = Duration::from_secs(5);
 
 /// What to do with the lock when the command has ended without a loss.
 #[derive(Clone, Copy, Debug)]
@@ -65,8 +65,10 @@ impl Job {
     ) -> Option<Error> {
         let (name, shown) = (guard.name().clone(), self.report.lock.clone());
         let locker = session.locker.clone();
-        // At its limit, the hold is almost over, but its lease is not.
-        let left = if ending == Ending::AtLimit { RELEASE_AT_LIMIT } else { guard.remaining() };
+        // Near its limit, the hold is almost over, but its lease is not. Neither are the leases of the locks that were held
+        // together with the one that was lost.
+        let is_over = guard.limit().is_some() || loss.is_some();
+        let left = if is_over { guard.remaining().max(RELEASE_AFTER_LOSS) } else { guard.remaining() };
         let ended = async {
             match ending {
                 Ending::Cooldown(period) => guard.release_with_cooldown(period).await,
