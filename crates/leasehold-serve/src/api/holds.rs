@@ -93,7 +93,7 @@ async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<(Renewed, f
     let slack = held.deadline().remaining(now).as_secs_f64() / ticket.ttl().as_secs_f64();
     let renewed = Renewed {
         lock: ticket.name().to_string(),
-        token: token(app, ticket).filter(|_| ticket.tokens().len() == 1),
+        token: token(app, ticket),
         tokens: tokens(app, ticket),
         valid_ms: ms(arrival.valid(held.deadline(), now)),
         ttl_ms: ms(ticket.ttl()),
@@ -242,7 +242,7 @@ pub(crate) async fn check(
     }
     Ok(Json(Checked {
         lock: ticket.name().to_string(),
-        token: token(&app, &ticket).filter(|_| ticket.tokens().len() == 1),
+        token: token(&app, &ticket),
         lapses_within_ms: earliest.map(ms),
     }))
 }
@@ -391,8 +391,10 @@ fn tokens(app: &App, ticket: &Ticket) -> Option<BTreeMap<String, u64>> {
     app.locker.capabilities().tokens.then(|| tokens.collect())
 }
 
+/// Returns the token of the lock of `ticket`. Several locks have no single token.
 fn token(app: &App, ticket: &Ticket) -> Option<u64> {
-    app.locker.capabilities().tokens.then(|| ticket.token().get())
+    let has_one = app.locker.capabilities().tokens && ticket.tokens().len() == 1;
+    has_one.then(|| ticket.token().get())
 }
 
 #[cfg(test)]
