@@ -64,6 +64,7 @@ mod tests {
             token: None,
             held_by: Some(held),
             waiters: vec![WaiterView { holder: waiter, waited_ms: None }],
+            longer_than_usual: false,
         };
         let detail = LockDetail { lock, history: Vec::new() };
         let seen = |rights: &[(&str, &[Right])]| {

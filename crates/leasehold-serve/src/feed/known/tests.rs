@@ -15,6 +15,7 @@ fn look(name: &str, lapses_within_ms: u64, at: Moment) -> Look {
         token: leasehold::Token::new(1),
         held_by: Some(held),
         waiters: Vec::new(),
+        longer_than_usual: false,
     };
     Look { detail: LockDetail { lock, history: Vec::new() }, at }
 }
