@@ -386,9 +386,9 @@ impl Job {
             Some(error) => is_limit(error),
             None => stopped && self.is_near_limit(&guard, &**clock),
         };
-        let ending = match completion.cooldown(&ended).filter(|_| loss.is_none()) {
-            _ if at_limit => Ending::AtLimit,
+        let ending = match completion.cooldown(&ended, at_limit).filter(|_| loss.is_none()) {
             Some(period) => Ending::Cooldown(period),
+            None if at_limit => Ending::AtLimit,
             None if matches!(completion, Completion::KeepHeld) => Ending::Renewal,
             None => Ending::Release,
         };

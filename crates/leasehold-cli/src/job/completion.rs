@@ -23,8 +23,8 @@ pub(crate) enum Completion {
     Release,
     /// Renew it, so that the ticket keeps it held.
     KeepHeld,
-    /// Release it with a cooldown until `period` has passed since the grant. After a failed command, the cooldown
-    /// applies only with `count_failures`.
+    /// Release it with a cooldown until `period` has passed since the grant. After a failed command, or one that was
+    /// stopped at the limit of the hold, the cooldown applies only with `count_failures`.
     Cooldown { period: Duration, count_failures: bool },
 }
 
@@ -40,12 +40,13 @@ pub(super) enum Ending {
 }
 
 impl Completion {
-    /// Returns the cooldown after a command that ended as in `ended`.
-    pub(super) fn cooldown(self, ended: &Result<Option<Ended>, Failure>) -> Option<Duration> {
+    /// Returns the cooldown after a command that ended as in `ended`, perhaps because the hold was `at_limit`.
+    pub(super) fn cooldown(self, ended: &Result<Option<Ended>, Failure>, at_limit: bool) -> Option<Duration> {
         match (self, ended) {
             (Self::Cooldown { period, count_failures }, Ok(Some(ended))) => {
-                let counts = ended.status.success() || count_failures;
-                Some(period).filter(|_| counts && !ended.stopped)
+                let has_ended = !ended.stopped || at_limit;
+                let succeeded = !ended.stopped && ended.status.success();
+                Some(period).filter(|_| succeeded || (count_failures && has_ended))
             }
             (Self::Release | Self::KeepHeld, _) | (_, Ok(None) | Err(_)) => None,
         }

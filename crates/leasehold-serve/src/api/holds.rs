@@ -74,13 +74,13 @@ pub(crate) async fn renew(
 /// Renews the hold of the ticket `text`.
 pub(crate) async fn renew_one(app: &App, arrival: &Arrival, text: &str) -> Result<Renewed, Problem> {
     let outcome = renewed(app, arrival, text).await;
-    let slack = outcome.as_ref().ok().map(|(_, slack)| *slack);
+    let slack = outcome.as_ref().ok().and_then(|(_, slack)| *slack);
     app.metrics.renewed(&outcome, slack);
     outcome.map(|(renewed, _)| renewed)
 }
 
-/// Renews a hold. Also returns which fraction of the ttl was left when the store responded.
-async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<(Renewed, f64), Problem> {
+/// Renews a hold. Also returns which fraction of the ttl was left when the store responded, if no limit shortens it.
+async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<(Renewed, Option<f64>), Problem> {
     let presented = Presented::parse(app, arrival, text, false).await?;
     let ticket = &presented.ticket;
     let held = match app.locker.renew(ticket).await {
@@ -90,7 +90,8 @@ async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<(Renewed, f
     app.grants.record(ticket, Fate::Held);
     presented.not_counted();
     let now = app.now();
-    let slack = held.deadline().remaining(now).as_secs_f64() / ticket.ttl().as_secs_f64();
+    let left = ticket.max_hold().is_none().then(|| held.deadline().remaining(now).as_secs_f64());
+    let slack = left.map(|left| left / ticket.ttl().as_secs_f64());
     let renewed = Renewed {
         lock: ticket.name().to_string(),
         token: token(app, ticket),
