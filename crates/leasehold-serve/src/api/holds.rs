@@ -12,7 +12,7 @@ use axum::extract::State;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use leasehold::lease::{End, Secret, Token};
 use leasehold::view::ms;
-use leasehold::{ErrorKind, LockName, Loss, LossReason, Released, Ticket};
+use leasehold::{ErrorKind, LockName, Loss, LossReason, OncePer, Released, Ticket};
 use tracing::Instrument as _;
 
 use self::acquire::claim_secret;
@@ -39,7 +39,7 @@ const CONCURRENCY: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(50);
 /// Maximum cooldown.
-const MAX_COOLDOWN: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+const MAX_COOLDOWN: Duration = OncePer::LONGEST;
 
 /// Renews one hold or up to 100.
 #[utoipa::path(post, path = "/v1/holds/renew", request_body = RenewRequest, responses(
