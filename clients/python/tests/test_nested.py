@@ -118,7 +118,7 @@ def test_locks_of_one_name_that_do_not_wait_for_each_other(locker: Locker) -> No
         with other.hold(), lock.hold(timeout=LIMIT):
             pass
     # A hold of a permit that the smaller semaphore does not have.
-    with locker.lock("x/permit-2").hold(), locker.semaphore("x", 1).hold(timeout=LIMIT):
+    with locker.lock("y/permit-2").hold(), locker.semaphore("y", 1).hold(timeout=LIMIT):
         pass
     with lock.hold(), pytest.raises(DeadlockError):
         locker.rw_lock("x").shared.guard()
