@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import pytest
 
@@ -79,6 +79,49 @@ def test_a_guard_that_another_thread_may_release_is_a_warning(locker: Locker, ca
     locker.lock("x").guard(timeout=LIMIT).release()
     timer.join()
     assert "waits for itself" in caplog.text
+
+
+def in_generator(locker: Locker) -> Callable[[], object]:
+    """Enters a block as a web framework does for a request, and returns what leaves it, perhaps in another thread."""
+
+    @contextmanager
+    def request() -> Iterator[None]:
+        with locker.lock("x").hold():
+            yield
+
+    entered = request()
+    entered.__enter__()
+    return lambda: entered.__exit__(None, None, None)
+
+
+def in_stack(locker: Locker) -> Callable[[], object]:
+    stack = ExitStack()
+    stack.enter_context(locker.lock("x").hold())
+    return stack.close
+
+
+@pytest.mark.parametrize("enter", [in_generator, in_stack])
+def test_a_block_that_another_thread_may_leave_is_a_warning(
+    locker: Locker, enter: Callable[[Locker], Callable[[], object]], caplog: pytest.LogCaptureFixture
+) -> None:
+    leave = enter(locker)
+    timer = threading.Timer(0.1, leave)
+    timer.start()
+    locker.lock("x").guard(timeout=LIMIT).release()
+    timer.join()
+    assert "waits for itself" in caplog.text
+
+
+def test_locks_of_one_name_that_do_not_wait_for_each_other(locker: Locker) -> None:
+    lock = locker.lock("x")
+    for other in locker.semaphore("x", 2), locker.rw_lock("x").shared:
+        with other.hold(), lock.hold(timeout=LIMIT):
+            pass
+    # A hold of a permit that the smaller semaphore does not have.
+    with locker.lock("y/permit-2").hold(), locker.semaphore("y", 1).hold(timeout=LIMIT):
+        pass
+    with lock.hold(), pytest.raises(DeadlockError):
+        locker.rw_lock("x").shared.guard()
 
 
 def test_a_task_that_waits_for_itself_is_refused(url: str) -> None:

@@ -6,7 +6,7 @@ import { Guard, settled } from "./guard.js";
 import { milliseconds, type Duration } from "./duration.js";
 import { readHeldBy, readHolder, type Holder } from "./holder.js";
 import { number, object, optional, token, type Message } from "./message.js";
-import { forbidNested, holding, inBlock, type Claim } from "./nested.js";
+import { inBlock, warnNested, type Claim } from "./nested.js";
 import { fields, merged, span, type AcquireOptions, type LockOptions } from "./options.js";
 
 /** Sends a request for a lock to the agent of its locker. @internal */
@@ -66,7 +66,8 @@ export class Lock {
    * continues. If the caller's signal aborts while `work` runs, `work` should end. The lock is held until `work` has
    * ended.
    *
-   * If `work` asks for the same lock again, that call rejects with {@link DeadlockError} at once.
+   * If `work` asks for the same lock again, that call waits, with a warning. With the option `holding`, it rejects with
+   * {@link DeadlockError} at once.
    */
   async using<T>(options: AcquireOptions, work: Work<T>): Promise<T>;
   async using<T>(work: Work<T>): Promise<T>;
@@ -77,7 +78,7 @@ export class Lock {
 
   /** Waits for the lock. Rejects with {@link LockHeldError} if it is still held after `wait`. */
   async acquire(options: AcquireOptions = {}): Promise<Guard> {
-    if (span("wait", options.wait) !== 0) forbidNested(this.#claim);
+    if (span("wait", options.wait) !== 0) warnNested(this.#claim);
     return guardOf(await this.#request("acquire", options));
   }
 
@@ -98,7 +99,7 @@ export class Lock {
   async once<T>(options: OnceOptions, work: Work<T>): Promise<OnceResult<T>> {
     const { per, noWait, cooldownAfterFailure, ...rest } = options;
     const period = milliseconds("per", per);
-    if (!noWait) forbidNested(this.#claim);
+    if (!noWait && span("wait", options.wait) !== 0) warnNested(this.#claim);
     const answer = await this.#request("once", rest, { period_ms: period, nowait: noWait });
     if (answer.hold === undefined) {
       const { message } = answer;
@@ -126,14 +127,14 @@ export class Lock {
   }
 
   #request(op: string, options: AcquireOptions, more: Message = {}): Promise<Answer> {
-    const { signal, onWaiting } = options;
+    const { signal, onWaiting, holding = [] } = options;
     const request = fields(merged(this.#settings, options));
     return this.#ask(
       op,
       { lock: "locks" in this.#claim.mode ? undefined : this.name, ...this.#claim.mode, ...request, ...more },
       {
         signal,
-        holding: op === "acquire" ? holding() : undefined,
+        holding: (agent) => [holding].flat().map((guard) => guard.numberIn(agent)).filter((number) => number !== null),
         progress: (message) => {
           const held = readHeldBy(object(message["held_by"]));
           // Does not call it here, because an error of the callback is not an error of the agent.

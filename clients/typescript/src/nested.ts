@@ -1,8 +1,6 @@
-// Detects work that waits for a lock which it runs under, and tells the agent under which locks work waits.
+// Warns of work that waits for a lock which it runs under. Whether work waits for a call that it has started is unknown.
 
 import { AsyncLocalStorage } from "node:async_hooks";
-import type { Agent } from "./agent.js";
-import { DeadlockError } from "./errors.js";
 import type { Guard } from "./guard.js";
 import type { Message } from "./message.js";
 
@@ -20,28 +18,30 @@ export function inBlock<T>(claim: Claim, guard: Guard, work: () => T): T {
   return blocks.run([...(blocks.getStore() ?? []), { claim, guard }], work);
 }
 
-/** Throws {@link DeadlockError} if the caller runs under this lock, and so would wait for itself. */
-export function forbidNested(wanted: Claim): void {
-  const held = (blocks.getStore() ?? []).filter(({ claim, guard }) => guard.held && excludes(claim, wanted));
-  if (held.length === 0 || held.length < Number(wanted.mode["permits"] ?? 1)) return;
-  throw new DeadlockError(`this work holds ${JSON.stringify(wanted.name)} and would wait for itself`, [
-    "a lock is not reentrant: pass the guard to the inner function instead",
-  ]);
+/** Warns if the caller runs under this lock: if its work waits for the call, the call waits for itself. */
+export function warnNested(wanted: Claim): void {
+  const own = (blocks.getStore() ?? []).filter(({ claim, guard }) => guard.held && claim.store === wanted.store);
+  const held = new Set(own.flatMap(({ claim, guard }) => several(claim) ?? [guard.lock]));
+  if (!waitsFor(wanted, held)) return;
+  process.emitWarning(
+    `work under the lock ${JSON.stringify(wanted.name)} asks for it again: if the work waits for this call, ` +
+      "it waits for itself. Pass the guard to the inner function instead, or in the option `holding`",
+    "LeaseholdWarning",
+  );
 }
 
-/** Returns the numbers of the holds under which the caller runs, the innermost first, for the agent that has them. */
-export function holding(): (agent: Agent) => number[] {
-  const guards = (blocks.getStore() ?? []).map(({ guard }) => guard).reverse();
-  return (agent) => guards.map((guard) => guard.numberIn(agent)).filter((number) => number !== null);
+/** Returns whether an acquisition waits for one of the `held` locks. */
+function waitsFor(wanted: Claim, held: ReadonlySet<string>): boolean {
+  const { name, mode } = wanted;
+  if (mode["mode"] === "permit") {
+    const permits = Array.from({ length: Number(mode["permits"]) }, (_, n) => `${name}/permit-${n + 1}`);
+    return permits.every((permit) => held.has(permit));
+  }
+  const readers = mode["mode"] === "exclusive" && [...held].some((lock) => lock.startsWith(`${name}/shared-`));
+  return readers || (several(wanted) ?? [name]).some((lock) => held.has(lock));
 }
 
-function excludes(held: Claim, wanted: Claim): boolean {
-  const shared = held.mode["mode"] === "shared" && wanted.mode["mode"] === "shared";
-  return held.store === wanted.store && names(held).some((name) => names(wanted).includes(name)) && !shared;
-}
-
-/** Returns the locks of a claim: one, except for several locks at once. */
-function names(claim: Claim): readonly unknown[] {
-  const several = claim.mode["locks"];
-  return Array.isArray(several) ? several : [claim.name];
+/** Returns the names of several locks at once. */
+function several(claim: Claim): readonly string[] | undefined {
+  return claim.mode["locks"] as readonly string[] | undefined;
 }

@@ -2,6 +2,7 @@
 
 import { milliseconds, type Duration } from "./duration.js";
 import { InvalidError } from "./errors.js";
+import type { Guard } from "./guard.js";
 import type { HeldBy } from "./holder.js";
 
 /** The options for acquiring a lock. */
@@ -33,6 +34,12 @@ export interface AcquireOptions extends LockOptions {
   readonly wait?: Duration | undefined;
   /** Ends the wait: the acquisition rejects with the signal's reason. */
   readonly signal?: AbortSignal | undefined;
+  /**
+   * The guards that the caller holds until this call has ended, and does not release before; eight at most. If it would
+   * wait for itself, it rejects with {@link DeadlockError} at once. If processes wait for each other in a cycle, the
+   * call of one of them rejects with {@link DeadlockError}.
+   */
+  readonly holding?: Guard | readonly Guard[] | undefined;
   /** Called with the holder while this process waits. */
   readonly onWaiting?: ((heldBy: HeldBy) => void) | undefined;
 }
@@ -57,7 +64,7 @@ export function fields(options: AcquireOptions): { [field: string]: unknown } {
 }
 
 const KNOWN = new Set([
-  ...["ttl", "wait", "owner", "note", "lockDelay", "maxHold", "storeTimeout", "barge", "forTicket", "signal", "onWaiting"],
+  ...["ttl", "wait", "owner", "note", "lockDelay", "maxHold", "storeTimeout", "barge", "forTicket", "signal", "holding", "onWaiting"],
 ]);
 
 /** Merges the settings of a lock with the options of one request. An option that is `undefined` changes no setting. */

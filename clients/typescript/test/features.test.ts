@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import type { TestContext } from "node:test";
-import { DeadlockError, InvalidError, Locker, LockHeldError, LockLostError, SizeError, UnsupportedError, type HeldBy } from "leasehold";
+import { DeadlockError, InvalidError, Locker, LockHeldError, LockLostError, SizeError, UnsupportedError, type HeldBy, type Lock } from "leasehold";
 import { folder, store, test } from "./real.js";
 
 async function opened(t: TestContext): Promise<Locker> {
@@ -33,38 +33,62 @@ test("of two works that wait for each other, one is refused", async (t) => {
   let begin = () => {};
   const begun = new Promise<void>((resolve) => (begin = resolve));
   const work = (outer: string, inner: string) =>
-    locker.using(outer, async () => {
+    locker.using(outer, async (_, holding) => {
       if (--both === 0) begin();
       await begun;
-      return locker.using(inner, () => "held").catch((error: unknown) => error);
+      return locker.using(inner, { holding }, () => "held").catch((error: unknown) => error);
     });
   const outcomes = await Promise.all([work("a", "b"), work("b", "a")]);
   assert.equal(outcomes.filter((outcome) => outcome === "held").length, 1, String(outcomes));
   assert.ok(outcomes.some((outcome) => outcome instanceof DeadlockError && /waits for `[ab]`/.test(outcome.message)));
 });
 
-test("work that asks for the lock it runs under is refused at once", async (t) => {
+test("work that names the guard under which it waits is refused at once", async (t) => {
   const locker = await opened(t);
-  const again = (name: string) => assert.rejects(locker.using(name, () => {}), DeadlockError);
-  await locker.using("x", async (_, guard) => {
-    await again("x");
-    await assert.rejects(locker.once("x", { per: "1h" }, () => {}), DeadlockError);
+  await locker.using("x", async (_, holding) => {
+    await assert.rejects(
+      locker.using("y", (_, y) => locker.using("x", { holding: [y, holding] }, () => {})),
+      DeadlockError,
+    );
     assert.equal(await locker.tryAcquire("x"), null);
-    await assert.rejects(locker.acquire("x", { wait: 0 }), LockHeldError);
-    await locker.using("y", () => again("x"));
-    await guard.release();
-    await locker.using("x", () => {});
-  }).catch((error: unknown) => assert.ok(error instanceof InvalidError || error instanceof LockLostError, String(error)));
-  await locker.election("e").lead({}, () => assert.rejects(locker.election("e").campaign(), DeadlockError));
+    await assert.rejects(locker.acquire("x", { holding, wait: 0 }), LockHeldError);
+  });
+  await locker.lockAll(["a", "b"]).using(async (_, holding) => {
+    await assert.rejects(locker.acquire("b", { holding }), DeadlockError);
+    await assert.rejects(locker.lockAll(["b", "c"]).acquire({ holding }), DeadlockError);
+  });
+});
+
+test("work that asks for the lock it runs under waits, with a warning", async (t) => {
+  const locker = await opened(t);
+  const warnings: string[] = [];
+  t.mock.method(process, "emitWarning", (warning: string) => warnings.push(warning));
+  // The call was started, and the work does not wait for it.
+  const later = await locker.using("x", async () => ({ call: locker.using("x", () => "after") }));
+  assert.equal(await later.call, "after");
+  // Another function releases the guard.
+  await locker
+    .using("x", async (_, guard) => {
+      const again = locker.using("x", () => {});
+      await guard.release();
+      await again;
+      await locker.using("x", () => {});
+    })
+    .catch((error: unknown) => assert.ok(error instanceof InvalidError || error instanceof LockLostError));
   const { shared, exclusive } = locker.rwLock("rw");
-  await shared.using(() => shared.using(() => assert.rejects(exclusive.acquire(), DeadlockError)));
   const two = locker.semaphore("two", 2);
-  await two.using(() => two.using(() => assert.rejects(two.acquire(), DeadlockError)));
-  // Work outside of the block waits as usual.
-  const guard = await locker.acquire("z");
-  const waiting = locker.using("z", () => "after");
-  await guard.release();
-  assert.equal(await waiting, "after");
+  const [ab, b] = [locker.lockAll(["a", "b"]), locker.lock("b")];
+  const started = (lock: Lock) => () => ({ call: lock.using(() => {}) });
+  await (await shared.using(started(exclusive))).call;
+  await (await two.using(() => two.using(started(two)))).call;
+  await (await ab.using(started(b))).call;
+  const named = warnings.map((warning) => /"([^"]*)"/.exec(warning)?.[1]);
+  assert.deepEqual(named, ["x", "x", "rw", "two", "b"]);
+  // These do not wait for the lock.
+  await shared.using(() => locker.using("rw", () => {}));
+  await two.using(() => locker.using("two", () => {}));
+  await locker.using("x", () => locker.lock("x").once({ per: "1h", wait: 0 }, () => {})).catch(() => {});
+  assert.equal(warnings.length, 5);
 });
 
 test("a waiting acquisition is cancelled by its signal, and leaves the line", async (t) => {
@@ -282,8 +306,4 @@ test("the loss of one of several locks is the loss of all", async (t) => {
 test("several locks that cannot be held together are errors", async (t) => {
   const locker = await opened(t);
   await assert.rejects(locker.lockAll(["a", "b", "a"]).acquire(), /`a` is named twice/);
-  await locker.lockAll(["a", "b"]).using(async () => {
-    await assert.rejects(locker.lock("b").acquire(), DeadlockError);
-    await assert.rejects(locker.lockAll(["b", "c"]).acquire(), DeadlockError);
-  });
 });

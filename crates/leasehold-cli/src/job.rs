@@ -1,5 +1,7 @@
 //! Runs a command under a lock: setup, acquisition and supervision.
 
+#[cfg(feature = "serve")]
+mod beside;
 mod completion;
 
 use std::collections::BTreeMap;
@@ -291,30 +293,6 @@ impl Job {
         resumed
     }
 
-    /// Returns the name of the lock.
-    #[cfg(feature = "serve")]
-    pub(crate) fn lock(&self) -> &LockName {
-        self.names.first()
-    }
-
-    /// Ends the command with one SIGINT, before SIGKILL.
-    #[cfg(feature = "serve")]
-    pub(crate) fn with_one_interrupt(mut self) -> Self {
-        self.plan.one_interrupt = true;
-        self
-    }
-
-    /// Returns how much of the lease remains when the command must have the responses to its requests, because it is
-    /// about to be stopped.
-    #[cfg(feature = "serve")]
-    pub(crate) fn reserve(&self) -> Duration {
-        let margin = self.plan.margin();
-        match self.plan.on_lost {
-            OnLost::None => Duration::ZERO,
-            OnLost::Term | OnLost::Kill => self.plan.grace.max(margin) + margin,
-        }
-    }
-
     /// Returns whether the latest run lost the lock.
     pub(crate) fn was_lost(&self) -> bool {
         self.report.outcome == "lost"
@@ -382,13 +360,10 @@ impl Job {
         let mut loss = guard.check().err();
         self.report.held_ms = Some(ms(clock.now().longest_since(granted)));
         let stopped = matches!(&ended, Ok(Some(Ended { stopped: true, .. })));
-        let at_limit = match &loss {
-            Some(error) => is_limit(error),
-            None => stopped && self.is_near_limit(&guard, &**clock),
-        };
-        let ending = match completion.cooldown(&ended).filter(|_| loss.is_none()) {
-            _ if at_limit => Ending::AtLimit,
+        let at_limit = self.is_at_limit(&guard, loss.as_ref(), stopped, &**clock);
+        let ending = match completion.cooldown(&ended, at_limit).filter(|_| loss.is_none()) {
             Some(period) => Ending::Cooldown(period),
+            None if at_limit => Ending::AtLimit,
             None if matches!(completion, Completion::KeepHeld) => Ending::Renewal,
             None => Ending::Release,
         };
@@ -408,62 +383,17 @@ impl Job {
         })
     }
 
-    /// Runs the command, which acquires locks from `backend`, with these `variables`. Releases the lock that it leaves,
-    /// and returns how leasehold ends.
-    #[cfg(feature = "serve")]
-    pub(crate) async fn run_beside(
-        &mut self,
-        context: &Context,
-        session: &mut Session,
-        backend: &Arc<leasehold_serve::StateBackend>,
-        variables: Vec<(&'static str, String)>,
-    ) -> Result<Exit, Failure> {
-        let Session { clock, signals, .. } = session;
-        signals.add_others(!child::is_interactive()).map_err(signal_error)?;
-        let mut prepared = Prepared::start(&self.command, self.plan)?;
-        backend.set_processes(prepared.prepare()?);
-        let of_outer_run = ["LEASEHOLD_LOCK", "LEASEHOLD_TOKEN", "LEASEHOLD_TOKENS", "LEASEHOLD_PERMIT"]
-            .map(|name| (name, None));
-        let variables = variables.into_iter().map(|(name, value)| (name, Some(value)));
-        let environment = variables.chain(of_outer_run).collect();
-        let ended = self.launch(prepared, environment, backend, signals, &**clock, &context.output).await;
-        // A signal that ended the command must not interrupt the release.
-        signals.discard_pending();
-        let stopped = matches!(&ended, Ok(Ended { stopped: true, .. }));
-        let left = backend.close().await;
-        self.report.token = left.token;
-        let mut loss = left.loss;
-        let mut at_limit = loss.as_ref().is_some_and(is_limit);
-        if let Some(guard) = left.guard {
-            if let Err(error) = guard.check() {
-                at_limit = is_limit(&error);
-                loss.get_or_insert(error);
-            } else {
-                at_limit = stopped && self.is_near_limit(&guard, &**clock);
-            }
-            let ending = if at_limit { Ending::AtLimit } else { Ending::Release };
-            // Without a cooldown, there is nothing to record.
-            let _ = self.end_lease(context, guard, &mut loss, session, ending).await;
-        }
-        let elsewhere = match (left.was_asked, left.was_unused) {
-            (false, _) => Some("the command did not ask for its state: its state is elsewhere"),
-            (true, true) => Some(
-                "the command locked its state, but did not ask for it under the lock: its state is elsewhere, and was \
-                 not fenced",
-            ),
-            (true, false) => None,
-        };
-        let exit = self.conclude(context, Some(ended?), loss, at_limit);
-        Ok(match elsewhere {
-            Some(message) => self.elsewhere(context, message, left.was_asked, exit),
-            None => exit,
-        })
-    }
-
-    /// Returns whether a command that was stopped was stopped because of the limit, a little before it.
-    fn is_near_limit(&self, guard: &Guard, clock: &dyn Clock) -> bool {
+    /// Returns whether the hold ended at its limit: by this `loss`, or because the command was `stopped` a little before.
+    fn is_at_limit(
+        &self,
+        guard: &Guard,
+        loss: Option<&leasehold::Error>,
+        stopped: bool,
+        clock: &dyn Clock,
+    ) -> bool {
         let before = self.plan.grace.max(self.plan.margin());
-        guard.limit().is_some_and(|limit| limit.remaining(clock.now()) <= before)
+        let is_near = || guard.limit().is_some_and(|limit| limit.remaining(clock.now()) <= before);
+        loss.map_or_else(|| stopped && is_near(), is_limit)
     }
 
     /// Runs the command. Returns `None` if the lock was lost before the command started.

@@ -21,19 +21,19 @@ use utoipa::openapi::{Content, Ref};
 use utoipa::{Modify, OpenApi};
 
 use crate::app::{App, PROBES, Shared, admit, admit_to_metrics};
-use crate::body::{MAX_BODY, MAX_TICKET_BODY};
+use crate::body::{MAX_BODY, MAX_LONG_BODY};
 use crate::problem::Problem;
 use crate::trace::trace;
 
 /// Returns all routes: those of the API and `pages`.
 pub(crate) fn router(app: Arc<App>, pages: Router<Arc<App>>) -> Router {
-    let for_tickets = || DefaultBodyLimit::max(MAX_TICKET_BODY);
+    let for_long_bodies = || DefaultBodyLimit::max(MAX_LONG_BODY);
     Router::new()
         .merge(pages)
-        .route("/v1/holds", post(holds::acquire::acquire))
-        .route("/v1/holds/renew", post(holds::renew).layer(for_tickets()))
-        .route("/v1/holds/release", post(holds::release).layer(for_tickets()))
-        .route("/v1/holds/check", post(holds::check).layer(for_tickets()))
+        .route("/v1/holds", post(holds::acquire::acquire).layer(for_long_bodies()))
+        .route("/v1/holds/renew", post(holds::renew).layer(for_long_bodies()))
+        .route("/v1/holds/release", post(holds::release).layer(for_long_bodies()))
+        .route("/v1/holds/check", post(holds::check).layer(for_long_bodies()))
         .route("/v1/holds/withdraw", post(holds::withdraw))
         .route("/v1/locks", get(locks::list))
         .route("/v1/locks/{*name}", get(locks::show))

@@ -16,10 +16,11 @@ use crate::app::App;
 use crate::connections::Arriving;
 use crate::problem::Problem;
 
-/// Maximum length of a request body, in bytes, except for those with tickets.
+/// Maximum length of a request body, in bytes, except for those with tickets or the names of several locks.
 pub(crate) const MAX_BODY: usize = 16 * 1024;
-/// Maximum length of a request body with tickets, in bytes: that of the longest ticket, and of the fields around it.
-pub(crate) const MAX_TICKET_BODY: usize = Ticket::MAX_BYTES + 1024;
+/// Maximum length of a request body with tickets or the names of several locks, in bytes: that of the longest ticket, and
+/// of the fields around it. 64 names of 256 bytes are shorter, even if JSON escapes all their characters.
+pub(crate) const MAX_LONG_BODY: usize = Ticket::MAX_BYTES + 1024;
 /// How long a request body may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -52,7 +53,10 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Payload<T> {
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "invalid",
                 "the body is longer than this route accepts",
-            ),
+            )
+            .with_help(format!(
+                "the limit is {MAX_LONG_BODY} bytes to acquire, renew, release and check holds, else {MAX_BODY} bytes"
+            )),
             _ => Problem::invalid("the body could not be read"),
         })?;
         // The body may contain a ticket. Messages of serde quote field names and values of a wrong type, so repeat only

@@ -65,6 +65,7 @@ mod tests {
             held_by: Some(held),
             waiters: vec![WaiterView { holder: waiter, waited_ms: None }],
             size: None,
+            longer_than_usual: false,
         };
         let detail = LockDetail { lock, history: Vec::new() };
         let seen = |rights: &[(&str, &[Right])]| {

@@ -257,7 +257,7 @@ impl Guard {
     /// Releases the lock and reports whether it was held until now.
     ///
     /// The guard is invalidated before the release is sent. If the future is dropped, the release continues in the
-    /// background.
+    /// background. If one of several locks was lost, this waits until the others are released.
     ///
     /// # Errors
     /// Returns an error if the store did not respond. The release is then retried in the background until the lease has
@@ -360,6 +360,9 @@ impl Guard {
             self.release().await?;
             return Err(error);
         }
+        if self.check().is_err() {
+            return self.release().await;
+        }
         self.give_up(move |reply| Command::Cooldown(period, reply)).await
     }
 
@@ -399,13 +402,20 @@ impl Guard {
         command: impl Fn(oneshot::Sender<Result<Released>>) -> Command + Clone + Send + Sync + 'static,
     ) -> Result<Released> {
         // Reads the clock: a lease whose deadline has passed is lost, not released.
-        if self.check().is_err() {
+        let loss = self.check().err();
+        if let Some(loss) = loss.as_ref().and_then(Error::loss)
+            && self.parts.is_empty()
+            && loss.reason != LossReason::Limit
+        {
             return Ok(Released::AlreadyLost);
         }
+        // Otherwise, other locks or the same one are still held, and the caller may be about to exit.
         // Invalidate all parts before a request is sent for any of them.
         self.end();
         // A hold of several locks is released in a task, which continues if the caller stops polling.
-        match self.hold.renewer.as_ref().filter(|_| !self.parts.is_empty()).map(RenewerHandle::runtime) {
+        let runtime =
+            self.hold.renewer.as_ref().filter(|_| !self.parts.is_empty()).map(RenewerHandle::runtime);
+        let released = match runtime {
             Some(runtime) => {
                 let all = task::answer_in(&runtime, |reply| async move {
                     drop(reply.send(self.settle_all(command).await));
@@ -414,7 +424,8 @@ impl Guard {
                 all.await.unwrap_or(Ok(Released::AlreadyLost))
             }
             None => self.settle_all(command).await,
-        }
+        };
+        if loss.is_some() { Ok(Released::AlreadyLost) } else { released }
     }
 
     async fn settle_all(

@@ -145,7 +145,8 @@ impl Lock {
     /// A [`Ticket`](crate::Ticket) keeps the limit. Each renewal by ticket compares the limit with the time since the
     /// grant on the store's clock, because the clocks of two machines may differ. So a ticket with a limit costs one more
     /// request per renewal, and needs a store that shows this time
-    /// ([`HolderInfo::held_for`](crate::HolderInfo::held_for)).
+    /// ([`HolderInfo::held_for`](crate::HolderInfo::held_for)). With [`for_ticket`](Self::for_ticket), the ttl is not longer
+    /// than the limit.
     #[must_use]
     pub fn max_hold(mut self, limit: Duration) -> Self {
         self.max_hold = Some(limit);
@@ -423,6 +424,7 @@ impl Lock {
 
     /// Returns the lock without its limit, which others still see, and the limit.
     pub(crate) fn without_limit(mut self) -> (Self, Option<Duration>) {
+        self.ttl = self.lease();
         let limit = self.max_hold.take();
         self.holder.max_hold_ms = limit.map(ms).or(self.holder.max_hold_ms);
         (self, limit)
@@ -443,6 +445,17 @@ impl Lock {
     /// Checks that the settings are valid. Returns the name.
     pub(crate) fn checked(&self) -> Result<LockName> {
         Ok(self.claim()?.name)
+    }
+
+    /// Returns the ttl of the leases. That of a ticket is not longer than its limit, after which it would only keep others
+    /// waiting: nothing releases the lock then.
+    fn lease(&self) -> Duration {
+        self.max_hold.filter(|_| self.is_detached()).map_or(self.ttl, |limit| self.ttl.min(limit))
+    }
+
+    /// Returns whether the hold does not depend on this process.
+    fn is_detached(&self) -> bool {
+        self.for_another || self.holder.pid == 0
     }
 
     fn claim(&self) -> Result<Claim> {
@@ -467,14 +480,14 @@ impl Lock {
                 Error::invalid(message).with_help("advertise an address and serve larger data from there")
             );
         }
-        let ttl = Ttl::new(self.ttl)?;
+        let ttl = Ttl::new(self.lease())?;
         let env = self.locker.store().env();
         let mut claim = Claim::new(env, self.checked_name()?, ttl, self.holder.clone());
         claim.lock_delay = self.lock_delay;
         claim.holder.max_hold_ms = self.max_hold.map(ms).or(claim.holder.max_hold_ms);
         claim.store_timeout = store_timeout(self.store_timeout, false);
         claim.last_error = self.last_error.clone();
-        claim.detached = self.for_another || self.holder.pid == 0;
+        claim.detached = self.is_detached();
         claim.barges = self.barges;
         claim.permit_queue = self.permit_queue.clone();
         claim.size = self.size.as_ref().filter(|(first, _)| *first == claim.name).map(|(_, size)| *size);

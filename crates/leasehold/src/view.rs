@@ -32,6 +32,26 @@ pub fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// Returns how long a grant lasted, in whole milliseconds. `None` if the store does not know it.
+pub fn lasted_ms(past: &PastGrant) -> Option<u64> {
+    Some(past.until_us?.saturating_sub(past.from_us?) / 1_000)
+}
+
+/// A hold is not longer than usual before this time.
+const SHORTEST_LONG_HOLD: u64 = 60_000;
+
+/// Returns whether a lock has been held for ten times as long as half of the latest grants lasted. `false` with fewer than
+/// three such grants.
+fn is_longer_than_usual(status: &Status) -> bool {
+    let State::Held(HolderInfo { held_for: Some(held_for), in_cooldown: false, .. }) = &status.state else {
+        return false;
+    };
+    let mut lasted: Vec<_> = status.history.iter().filter_map(lasted_ms).collect();
+    lasted.sort_unstable();
+    let median = lasted.get(lasted.len() / 2).filter(|_| lasted.len() >= 3);
+    median.is_some_and(|median| ms(*held_for) > median.saturating_mul(10).max(SHORTEST_LONG_HOLD))
+}
+
 /// The state of a lock, in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -93,6 +113,10 @@ pub struct LockView {
     /// not say it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
+    /// Whether it has been held for more than a minute, and for more than ten times the median of its latest grants.
+    /// Missing if it has not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub longer_than_usual: bool,
 }
 
 /// A lock with its latest grants.
@@ -202,6 +226,7 @@ impl LockView {
             held_by: held.map(HolderView::of),
             waiters: status.waiters.iter().map(waiter).collect(),
             size: status.size,
+            longer_than_usual: is_longer_than_usual(status),
         }
     }
 }
@@ -245,6 +270,36 @@ mod tests {
 
     fn name() -> LockName {
         LockName::new("a").unwrap()
+    }
+
+    #[test]
+    fn a_hold_is_longer_than_usual_after_ten_times_the_median() {
+        let past = |seconds: u64| PastGrant {
+            token: Token::new(seconds).unwrap(),
+            grant: Id::NONE,
+            holder: person("bob"),
+            from_us: Some(1_000_000),
+            until_us: Some(1_000_000 + seconds * 1_000_000),
+            end: End::Released,
+            evicted: None,
+        };
+        let held =
+            |seconds| HolderInfo { held_for: Some(Duration::from_secs(seconds)), ..HolderInfo::default() };
+        let marked = |state: State, history: &[PastGrant]| {
+            let status = Status { history: history.to_vec(), ..Status::new(name(), state) };
+            LockView::of(&status).longer_than_usual
+        };
+        let shows = |seconds, history: &[PastGrant]| marked(State::Held(held(seconds)), history);
+        // The median is 20 s, whatever the one that hung.
+        let history = [past(20), past(30_000), past(10)];
+        assert!(shows(201, &history) && !shows(200, &history));
+        assert!(!shows(3_000, &history[1..]), "too few to know what is usual");
+        let unknown = PastGrant { from_us: None, ..past(10) };
+        assert!(!shows(3_000, &[past(20), past(30), unknown]));
+        let short = [past(1), past(1), past(1)];
+        assert!(shows(61, &short) && !shows(60, &short), "not before a minute");
+        let cooldown = HolderInfo { in_cooldown: true, ..held(3_000) };
+        assert!(!marked(State::Held(cooldown), &short) && !marked(State::Lapsed(held(3_000)), &short));
     }
 
     fn person(name: &str) -> Holder {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::common::{Client, TTL, World};
 use leasehold::clock::{Clock, timeout};
+use leasehold::lease::LeaseStore;
 use leasehold::observe::{Event, Observer};
 use leasehold::{Error, ErrorKind, Guard, Lock, LockName, Locker, OnDeadlock};
 use tokio::task::JoinHandle;
@@ -154,6 +155,32 @@ async fn a_wait_for_the_own_lock_fails_at_once() {
     let lock = locker.lock("a").while_other_holds(name, token);
     assert!(timeout(&*client.clock, MINUTE, lock.acquire()).await.is_none());
     drop(next);
+}
+
+/// The record has one token for all tasks of the process that pass the lock on.
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_was_passed_on_is_not_the_own_one() {
+    let world = World::paced();
+    let (client, two) = (world.dated(1), world.dated(2));
+    let other = held(&locker(&two), "a").await;
+    let lock = locker(&client).lock("a").ttl(TTL);
+    let mut waiting =
+        [lock.clone(), lock.clone()].map(|lock| tokio::spawn(async move { lock.acquire().await }));
+    client.clock.sleep(SECOND).await;
+    other.release().await.unwrap();
+    let guard = (&mut waiting[0]).await.unwrap().unwrap();
+    let own = lock.while_holding(&guard);
+    let name = guard.name().clone();
+    let recorded = async || client.leases.inspect(&name).await.unwrap().token;
+    let before = recorded().await;
+    guard.release().await.unwrap();
+    let passed_on = (&mut waiting[1]).await.unwrap().unwrap();
+    assert_eq!(recorded().await, before, "it has the same grant");
+    let mut waiting = tokio::spawn(async move { own.acquire().await });
+    let early = timeout(&*client.clock, SECOND * 5, &mut waiting).await;
+    assert!(early.is_none(), "the caller holds nothing any more: {early:?}");
+    passed_on.release().await.unwrap();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
 }
 
 /// One reading shows the cycle, and the next one does not.

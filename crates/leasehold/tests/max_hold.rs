@@ -62,6 +62,32 @@ async fn no_check_passes_after_the_limit() {
     assert_eq!(ends(&client).await, [End::Limit]);
 }
 
+/// Nothing releases the lock of a ticket at its limit, so others wait until its lease ends.
+#[tokio::test(start_paused = true)]
+async fn the_lease_of_a_ticket_is_no_longer_than_its_limit() {
+    let world = World::new();
+    let client = world.dated(1);
+    let lock = locker(&client).lock("x").ttl(LIMIT * 6).max_hold(LIMIT);
+    assert_eq!(lock.clone().for_ticket().acquire().await.unwrap().into_ticket().await.unwrap().ttl(), LIMIT);
+    let several = locker(&client).lock_all(["a", "b"]).ttl(LIMIT * 6).max_hold(LIMIT).for_ticket();
+    assert_eq!(several.acquire().await.unwrap().into_ticket().await.unwrap().ttl(), LIMIT);
+    client.env.sleep(LIMIT * 2).await;
+    let guard = lock.acquire().await.unwrap();
+    assert!(guard.deadline().unwrap().span() <= LIMIT, "the hold of a process ends at the limit");
+    assert_eq!(guard.into_ticket().await.unwrap().ttl(), LIMIT * 6);
+}
+
+/// The process may end after the release.
+#[tokio::test(start_paused = true)]
+async fn a_release_after_the_limit_frees_the_lock() {
+    let world = World::new();
+    let client = world.dated(1);
+    let guard = limited(&client).await;
+    guard.lost().await;
+    assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost);
+    assert_eq!(ends(&client).await, [End::Limit]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_hold_that_sleeps_past_its_limit_is_lost() {
     let world = World::new();

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Generator
+from types import FrameType
 
 from ._agent import Agent
 from ._errors import LockLost, StoreError
@@ -19,8 +20,8 @@ class BaseGuard:
 
     _agent: Agent
     _hold: Hold
-    #: Whether the thread or task that acquired the lock is in a block that ends with the hold.
-    in_block = False
+    #: The frame of the block that ends with the hold.
+    block: FrameType | None = None
 
     def __init__(self, agent: Agent, hold: Hold) -> None:
         self._agent = agent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
@@ -85,7 +86,7 @@ class Guard(BaseGuard):
         return str(expect(request.next(ANSWER_TIMEOUT), "ticket")["ticket"])
 
     def __enter__(self) -> Guard:
-        self.in_block = True
+        self.block = sys._getframe(1)
         return self
 
     def __exit__(
@@ -94,6 +95,7 @@ class Guard(BaseGuard):
         self._leave(error is None)
 
     def _leave(self, completed: bool, cooldown: Duration | None = None) -> None:
+        self.block = None
         if self._agent.is_forked():
             return  # The lock belongs to the parent.
         if completed and self._hold.loss is None and self._hold.is_over:
@@ -197,7 +199,7 @@ class Lock(BaseLock[Guard]):
 
     def __enter__(self) -> Lock:
         self.acquire()
-        self._held.latest().in_block = True
+        self._held.latest().block = sys._getframe(1)
         return self
 
     def __exit__(
@@ -226,7 +228,7 @@ class Holding:
         guard = self._lock.guard(self._timeout, context=self._context)
         if self._on_lost is not None:
             guard.on_lost(self._on_lost)
-        guard.in_block = True
+        guard.block = sys._getframe(1)
         self._entered.add(guard)
         return guard
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import weakref
-from typing import Any
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, TypeAlias
 
 from . import _shared
-from ._agent import Agent
 from ._errors import DeadlockError
 from ._guard import BaseGuard, log
 from ._hold import Message
 from ._requests import LockSettings
+
+#: A task, or ``None`` outside of tasks.
+Task: TypeAlias = "weakref.ref[asyncio.Task[Any]] | None"
 
 
 class _Here(threading.local):
     """The guards that this thread has acquired, each with the task that acquired it."""
 
     def __init__(self) -> None:
-        self.guards: list[tuple[weakref.ref[asyncio.Task[Any]] | None, LockSettings, weakref.ref[BaseGuard]]] = []
+        self.guards: list[tuple[Task, LockSettings, weakref.ref[BaseGuard]]] = []
 
 
 _here = _Here()
@@ -27,51 +32,65 @@ _here = _Here()
 
 def remember(settings: LockSettings, guard: BaseGuard) -> None:
     """Notes that the current thread and task have acquired this lock."""
-    task = _task()
     _here.guards = [entry for entry in _here.guards if _is_held(entry[2]())]
-    _here.guards.append((None if task is None else weakref.ref(task), settings, weakref.ref(guard)))
+    _here.guards.append((_task(), settings, weakref.ref(guard)))
 
 
 def forbid(settings: LockSettings) -> None:
     """Refuses a wait that cannot end, because the current thread and task hold the lock in a block that they can leave
-    only after the wait. Warns if they hold it with a guard, which another thread or task could release."""
-    task, name = _task(), settings.name
-    own = [
-        guard
-        for of, held, ref in _here.guards
-        if (None if of is None else of()) is task
-        and _excludes(held, settings)
-        and (guard := ref()) is not None
-        and _is_held(guard)
-    ]
-    who = "thread" if task is None else "task"
-    permits = int(dict(settings.fields).get("permits") or 1)
-    if sum(guard.in_block for guard in own) >= permits:
+    only after the wait. Warns if they hold it otherwise, because another thread or task could release it."""
+    held, in_blocks = set[str](), set[str]()
+    for of, guard in _own():
+        if of.store == settings.store:
+            names = of.names if len(of.names) > 1 else {guard.name}
+            held |= names
+            if _runs_in(guard.block):
+                in_blocks |= names
+    who, name = "thread" if _task() is None else "task", settings.name
+    if _waits_for(settings, in_blocks):
         raise DeadlockError(
             f"this {who} holds `{name}` and would wait for itself",
             ["a lock is not reentrant: pass the guard to the inner function instead"],
         )
-    if len(own) >= permits:
+    if _waits_for(settings, held):
         log.warning("this %s holds %r and waits for itself, unless another releases the guard", who, name)
 
 
 def holding(fields: Message) -> Message:
     """Returns a request for a lock with the numbers of the holds that the current thread and task have in blocks, which
     they can leave only after the wait. The innermost one comes first."""
-    agent, task = _shared.kept(), _task()
-    guards = [ref() for of, _, ref in reversed(_here.guards) if (None if of is None else of()) is task]
-    holds = [guard._hold.number for guard in guards if guard is not None and _waits_in(guard, agent)]
-    return {**fields, "holding": holds[:8]} if holds else fields
+    agent = _shared.kept()
+    holds = [guard._hold.number for _, guard in _own() if guard._agent is agent and _runs_in(guard.block)]
+    return {**fields, "holding": holds[:-9:-1]} if holds else fields
 
 
-def _waits_in(guard: BaseGuard, agent: Agent | None) -> bool:
-    return guard.in_block and guard._agent is agent and _is_held(guard)
+def _own() -> Iterator[tuple[LockSettings, BaseGuard]]:
+    """Yields what the current thread and task hold."""
+    task = _task()
+    for of, settings, ref in _here.guards:
+        guard = ref()
+        if of == task and guard is not None and _is_held(guard):
+            yield settings, guard
 
 
-def _excludes(held: LockSettings, wanted: LockSettings) -> bool:
-    """Returns whether a hold of ``held`` uses up what ``wanted`` needs."""
-    modes = [dict(settings.fields).get("mode") for settings in (held, wanted)]
-    return held.store == wanted.store and bool(held.names & wanted.names) and modes != ["shared", "shared"]
+def _runs_in(block: FrameType | None) -> bool:
+    """Returns whether the caller runs in this block. A block of a generator or of an ``ExitStack`` is not on the stack,
+    and others can end it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame is not block:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _waits_for(wanted: LockSettings, held: set[str]) -> bool:
+    """Returns whether an acquisition waits for one of the ``held`` locks."""
+    name, fields = wanted.name, dict(wanted.fields)
+    mode = fields.get("mode")
+    if mode == "permit":
+        return all(f"{name}/permit-{n}" in held for n in range(1, int(fields["permits"]) + 1))
+    if mode == "exclusive" and any(lock.startswith(f"{name}/shared-") for lock in held):
+        return True
+    return bool(wanted.names & held)
 
 
 def _is_held(guard: BaseGuard | None) -> bool:
@@ -79,8 +98,9 @@ def _is_held(guard: BaseGuard | None) -> bool:
     return guard is not None and not guard._agent.is_forked() and guard.is_held
 
 
-def _task() -> asyncio.Task[Any] | None:
+def _task() -> Task:
     try:
-        return asyncio.current_task()
+        task = asyncio.current_task()
     except RuntimeError:  # No event loop runs in this thread.
         return None
+    return None if task is None else weakref.ref(task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -33,6 +34,7 @@ class Once(Generic[T]):
         guard = self._begin()
         if isinstance(guard, AlreadyRan):
             return guard
+        guard.block = sys._getframe()
         try:
             value = job()
         except BaseException:
@@ -50,7 +52,6 @@ class Once(Generic[T]):
             return AlreadyRan.of(message)
         expect(message, "held")
         guard = Guard(request.agent, request.hold)
-        guard.in_block = True
         _nested.remember(self._settings, guard)
         return guard
 

@@ -172,7 +172,7 @@ pub(crate) struct OnceArgs {
     /// Minimum time between the grants of two runs; at most 366 days
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) per: Option<Duration>,
-    /// Count failed runs too: do not retry them within the period
+    /// Count failed runs too, and those that --max-hold stops: do not retry them within the period
     #[arg(long)]
     pub(crate) count_failures: bool,
     #[command(flatten)]

@@ -13,8 +13,8 @@ use crate::mode::CANCEL_TIMEOUT;
 use crate::output::{human, json};
 use crate::wait_progress::announce;
 
-/// How long the release of a hold at its limit may take.
-const RELEASE_AT_LIMIT: Duration = Duration::from_secs(5);
+/// How long the release of a hold at its limit, or of the other locks after the loss of one, may take.
+const RELEASE_AFTER_LOSS: Duration = Duration::from_secs(5);
 
 /// What to do with the lock when the command has ended without a loss.
 #[derive(Clone, Copy, Debug)]
@@ -23,8 +23,8 @@ pub(crate) enum Completion {
     Release,
     /// Renew it, so that the ticket keeps it held.
     KeepHeld,
-    /// Release it with a cooldown until `period` has passed since the grant. After a failed command, the cooldown
-    /// applies only with `count_failures`.
+    /// Release it with a cooldown until `period` has passed since the grant. After a failed command, or one that was
+    /// stopped at the limit of the hold, the cooldown applies only with `count_failures`.
     Cooldown { period: Duration, count_failures: bool },
 }
 
@@ -40,12 +40,13 @@ pub(super) enum Ending {
 }
 
 impl Completion {
-    /// Returns the cooldown after a command that ended as in `ended`.
-    pub(super) fn cooldown(self, ended: &Result<Option<Ended>, Failure>) -> Option<Duration> {
+    /// Returns the cooldown after a command that ended as in `ended`, perhaps because the hold was `at_limit`.
+    pub(super) fn cooldown(self, ended: &Result<Option<Ended>, Failure>, at_limit: bool) -> Option<Duration> {
         match (self, ended) {
             (Self::Cooldown { period, count_failures }, Ok(Some(ended))) => {
-                let counts = ended.status.success() || count_failures;
-                Some(period).filter(|_| counts && !ended.stopped)
+                let has_ended = !ended.stopped || at_limit;
+                let succeeded = !ended.stopped && ended.status.success();
+                Some(period).filter(|_| succeeded || (count_failures && has_ended))
             }
             (Self::Release | Self::KeepHeld, _) | (_, Ok(None) | Err(_)) => None,
         }
@@ -65,8 +66,10 @@ impl Job {
     ) -> Option<Error> {
         let (name, shown) = (guard.name().clone(), self.report.lock.clone());
         let locker = session.locker.clone();
-        // At its limit, the hold is almost over, but its lease is not.
-        let left = if ending == Ending::AtLimit { RELEASE_AT_LIMIT } else { guard.remaining() };
+        // Near its limit, the hold is almost over, but its lease is not. Neither are the leases of the locks that were held
+        // together with the one that was lost.
+        let is_over = guard.limit().is_some() || loss.is_some();
+        let left = if is_over { guard.remaining().max(RELEASE_AFTER_LOSS) } else { guard.remaining() };
         let ended = async {
             match ending {
                 Ending::Cooldown(period) => guard.release_with_cooldown(period).await,

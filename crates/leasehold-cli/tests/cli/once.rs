@@ -70,6 +70,17 @@ fn a_failure_may_be_tried_again_unless_failures_count() {
         (&report(&sandbox)["outcome"], &report(&sandbox)["cooldown"]),
         (&"exited".into(), &true.into())
     );
+    // So does one that hangs, until the limit of the hold.
+    let hangs = "--per 1h --max-hold 2s --grace 1s --report out.json";
+    sandbox.run(&format!("once h --count-failures {hangs} -- sleep 1000")).expect(121);
+    assert_eq!(
+        (&report(&sandbox)["outcome"], &report(&sandbox)["cooldown"]),
+        (&"limit".into(), &true.into())
+    );
+    assert!(sandbox.run("once h --per 1h -- echo never").expect(0).stdout.is_empty());
+    sandbox.run(&format!("once i {hangs} -- sleep 1000")).expect(121);
+    assert_eq!(sandbox.run("once i --per 1h -- echo again").expect(0).stdout, "again\n");
+
     sandbox.run("once y --per 1h --report out.json -- echo never").expect(0);
     let earlier = report(&sandbox);
     assert_eq!((&earlier["outcome"], &earlier["exit_code"]), (&"already_ran".into(), &0.into()));

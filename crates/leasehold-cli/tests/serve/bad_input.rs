@@ -64,11 +64,12 @@ fn wrong_bodies_are_refused() {
             post(path, &[("Content-Type", kind)], "{\"lock\":\"x\"}").problem(415, "invalid");
         }
         post(path, &[], "{\"lock\":\"x\"}").problem(415, "invalid");
-        let has_ticket = ["/renew", "/release", "/check"].iter().any(|end| path.ends_with(end));
-        let most = if has_ticket { 65 * 1024 } else { 16 * 1024 };
+        let is_long = ["/holds", "/renew", "/release", "/check"].iter().any(|end| path.ends_with(end));
+        let most = if is_long { 65 * 1024 } else { 16 * 1024 };
         let refused =
             post(path, &[JSON], &format!("{{\"ticket\":\"{}\"}}", "x".repeat(most))).problem(413, "invalid");
         assert_eq!(refused.body["detail"], "the body is longer than this route accepts");
+        assert!(refused.body.to_string().contains("the limit is 66560 bytes to acquire"), "{refused:?}");
         // A body that is nested deeper than any parser should follow.
         post(path, &[JSON], &"[".repeat(10_000)).problem(400, "invalid");
     }

@@ -158,6 +158,20 @@ fn one_ticket_holds_several_locks() {
 }
 
 #[test]
+fn many_locks_with_long_names_fit_a_request() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "");
+    let names: Vec<_> = (100..164).map(|number| format!("{number}{}", "é".repeat(126))).collect();
+    // As JSON in ASCII, which some clients write.
+    let escaped = json!({ "locks": names, "note": "x".repeat(200) }).to_string().replace('é', "\\u00e9");
+    let headers = [("Content-Type", "application/json"), ("Idempotency-Key", "0123456789abcdef")];
+    let held = server.ask("POST /v1/holds", &headers, &escaped).expect(201);
+    assert_eq!(held.body["tokens"].as_object().unwrap().len(), 64);
+    server.renew(&held.ticket()).expect(200);
+    server.release(&held.ticket()).expect(200);
+}
+
+#[test]
 fn a_release_of_several_locks_says_that_one_was_lost() {
     let sandbox = Sandbox::new();
     let server = Server::start(&sandbox, "");

@@ -12,7 +12,7 @@ use axum::extract::State;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use leasehold::lease::{End, Secret, Token};
 use leasehold::view::ms;
-use leasehold::{ErrorKind, LockName, Loss, LossReason, Released, Ticket};
+use leasehold::{ErrorKind, LockName, Loss, LossReason, OncePer, Released, Ticket};
 use tracing::Instrument as _;
 
 use self::acquire::claim_secret;
@@ -39,7 +39,7 @@ const CONCURRENCY: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(50);
 /// Maximum cooldown.
-const MAX_COOLDOWN: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+const MAX_COOLDOWN: Duration = OncePer::LONGEST;
 
 /// Renews one hold or up to 100.
 #[utoipa::path(post, path = "/v1/holds/renew", request_body = RenewRequest, responses(
@@ -74,13 +74,13 @@ pub(crate) async fn renew(
 /// Renews the hold of the ticket `text`.
 pub(crate) async fn renew_one(app: &App, arrival: &Arrival, text: &str) -> Result<Renewed, Problem> {
     let outcome = renewed(app, arrival, text).await;
-    let slack = outcome.as_ref().ok().map(|(_, slack)| *slack);
+    let slack = outcome.as_ref().ok().and_then(|(_, slack)| *slack);
     app.metrics.renewed(&outcome, slack);
     outcome.map(|(renewed, _)| renewed)
 }
 
-/// Renews a hold. Also returns which fraction of the ttl was left when the store responded.
-async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<(Renewed, f64), Problem> {
+/// Renews a hold. Also returns which fraction of the ttl was left when the store responded, if no limit shortens it.
+async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<(Renewed, Option<f64>), Problem> {
     let presented = Presented::parse(app, arrival, text, false).await?;
     let ticket = &presented.ticket;
     let held = match app.locker.renew(ticket).await {
@@ -90,10 +90,11 @@ async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<(Renewed, f
     app.grants.record(ticket, Fate::Held);
     presented.not_counted();
     let now = app.now();
-    let slack = held.deadline().remaining(now).as_secs_f64() / ticket.ttl().as_secs_f64();
+    let left = ticket.max_hold().is_none().then(|| held.deadline().remaining(now).as_secs_f64());
+    let slack = left.map(|left| left / ticket.ttl().as_secs_f64());
     let renewed = Renewed {
         lock: ticket.name().to_string(),
-        token: token(app, ticket).filter(|_| ticket.tokens().len() == 1),
+        token: token(app, ticket),
         tokens: tokens(app, ticket),
         valid_ms: ms(arrival.valid(held.deadline(), now)),
         ttl_ms: ms(ticket.ttl()),
@@ -242,7 +243,7 @@ pub(crate) async fn check(
     }
     Ok(Json(Checked {
         lock: ticket.name().to_string(),
-        token: token(&app, &ticket).filter(|_| ticket.tokens().len() == 1),
+        token: token(&app, &ticket),
         lapses_within_ms: earliest.map(ms),
     }))
 }
@@ -391,8 +392,10 @@ fn tokens(app: &App, ticket: &Ticket) -> Option<BTreeMap<String, u64>> {
     app.locker.capabilities().tokens.then(|| tokens.collect())
 }
 
+/// Returns the token of the lock of `ticket`. Several locks have no single token.
 fn token(app: &App, ticket: &Ticket) -> Option<u64> {
-    app.locker.capabilities().tokens.then(|| ticket.token().get())
+    let has_one = app.locker.capabilities().tokens && ticket.tokens().len() == 1;
+    has_one.then(|| ticket.token().get())
 }
 
 #[cfg(test)]

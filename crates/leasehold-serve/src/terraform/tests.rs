@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use leasehold::clock::TestClock;
@@ -57,6 +58,12 @@ impl World {
     async fn stored(&self) -> Option<Vec<u8>> {
         let found = self.object().read().await.unwrap()?;
         Some(found.value.trim_ascii_end().to_vec())
+    }
+
+    async fn evict(&self) {
+        let name = leasehold::LockName::new(NAME).unwrap();
+        let token = self.locker.inspect(&name).await.unwrap().token.unwrap();
+        self.locker.evict(&name, token).await.unwrap();
     }
 
     fn unsupervised(&self, words: &[&str]) -> Command {
@@ -256,10 +263,7 @@ async fn a_lock_that_was_lost_writes_nothing() {
     let command = world.command(&[]);
     assert_eq!(command.lock("1").await, Answer::Done);
     assert!(command.backend.remaining() <= TTL);
-    let name = leasehold::LockName::new(NAME).unwrap();
-    let held = world.locker.inspect(&name).await.unwrap();
-    let token = held.state.holder().and_then(|held| held.token).unwrap();
-    world.locker.evict(&name, token).await.unwrap();
+    world.evict().await;
     command.backend.lost().await;
     assert_eq!(command.backend.remaining(), Duration::ZERO);
     refusal(command.write("1", "{}").await);
@@ -283,6 +287,30 @@ async fn a_lock_is_used_only_when_the_supervision_knows_of_it() {
     assert!(command.backend.remaining() <= TTL);
     command.supervise();
     assert_eq!(locking.await.unwrap(), Answer::Done);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_was_lost_before_its_use_is_not_used() {
+    let world = World::new().await;
+    let command = world.unsupervised(&[]);
+    let backend = command.backend.clone();
+    let locking = tokio::spawn(async move { backend.handle(Asked::Lock(info("1"))).await });
+    world.locker.store().env().sleep(TTL / 10).await;
+    world.evict().await;
+    command.backend.lost().await;
+    command.supervise();
+    assert!(matches!(locking.await.unwrap(), Answer::Invalid(why) if why.contains("was lost")));
+}
+
+/// Terraform repeats a request whose connection has ended. The first one must not be half done then.
+#[tokio::test(start_paused = true)]
+async fn a_request_is_finished_without_its_connection() {
+    let world = World::new().await;
+    let command = world.command(&[]);
+    assert_eq!(command.lock("1").await, Answer::Done);
+    assert!(command.write("1", "{}").now_or_never().is_none());
+    world.locker.store().env().sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.stored().await.unwrap(), b"{}");
 }
 
 /// Terraform saves the state in a file only if it gets a response before it is killed.
@@ -433,6 +461,20 @@ async fn a_lock_is_not_released_under_a_write() {
     assert!(command.backend.close().await.guard.is_none());
     drop(turn);
     assert!(matches!(world.command(&[]).lock("2").await, Answer::Locked(_)), "it stays held for now");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_of_the_command_waits_for_a_write() {
+    let world = World::new().await;
+    let command = world.command(&[]);
+    assert_eq!(command.lock("1").await, Answer::Done);
+    let turn = command.backend.turn_of_a_write().await;
+    let backend = command.backend.clone();
+    let closing = tokio::spawn(async move { backend.close().await });
+    world.locker.store().env().sleep(Duration::from_secs(1)).await;
+    assert!(!closing.is_finished());
+    drop(turn);
+    closing.await.unwrap().guard.expect("it is released after the write").release().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,13 +5,13 @@ use axum::extract::{Form, Path, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use leasehold::lease::End;
-use leasehold::view::{LockDetail, LockView, StateView};
+use leasehold::view::{LockDetail, LockView, StateView, lasted_ms};
 use leasehold::{LockName, PastGrant};
 use maud::{Markup, html};
 
 use super::format::{last_argument, link, shell, stamp, time, took};
 use super::layout::{Head, Page, alert};
-use super::parts::{column, grant_ms, holder, lease, limit, meaning, passing, person, sentence, text, token};
+use super::parts::{column, holder, lease, limit, meaning, passing, person, sentence, text, token};
 use super::reading;
 use super::reserve::{self, Reservation};
 use super::timeline::timeline;
@@ -159,7 +159,7 @@ fn facts(lock: &LockView) -> Markup {
                 dt { "Since" }
                 dd {
                     @match held.held_ms { Some(ms) => (passing(ms)), None => "unknown" }
-                    @if let Some(limit) = limit(lock) { span class="muted" { ", limit " (limit) } }
+                    (limit(lock))
                 }
             }
             div { dt { "Lease" } dd { (lease(lock)) } }
@@ -253,7 +253,7 @@ fn past(history: &[PastGrant]) -> Markup {
                         td role="cell" class="num" data-label="From (UTC)" {
                             @match past.from_us { Some(us) => time datetime=(stamp(us)) { (time(us)) }, None => "–" }
                         }
-                        td role="cell" class="num" data-label="Held for" { (grant_ms(past).map_or("–".to_owned(), took)) }
+                        td role="cell" class="num" data-label="Held for" { (lasted_ms(past).map_or("–".to_owned(), took)) }
                         td role="cell" data-label="End" {
                             (ended(past.end))
                             @if let Some(why) = &past.evicted {

@@ -162,7 +162,7 @@ fn row(lock: &LockView) -> Markup {
             }
             td role="cell" class="c-since" data-label="Since" {
                 @match held_ms { Some(ms) => (passing(ms)), None => span class="none" { "–" } }
-                @if let Some(limit) = limit(lock) { span class="muted" { ", limit " (limit) } }
+                (limit(lock))
             }
             td role="cell" class="c-lease" data-label="Lease" { (lease(lock)) }
             td role="cell" class="c-token right" data-label="Token" { (token(lock.token)) }

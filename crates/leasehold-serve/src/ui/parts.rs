@@ -1,7 +1,7 @@
 //! Parts that several pages show.
 
 use leasehold::lease::printable;
-use leasehold::view::{HolderView, LockView, StateView};
+use leasehold::view::{HolderView, LockView, StateView, lasted_ms};
 use leasehold::{Holder, LockName, PastGrant, Token};
 use maud::{Markup, html};
 
@@ -151,10 +151,14 @@ pub(super) fn column(title: &str) -> Markup {
     html! { th scope="col" role="columnheader" { (title) } }
 }
 
-/// Returns how long the lock may be held, if it is held with a limit.
-pub(super) fn limit(lock: &LockView) -> Option<String> {
-    let held = lock.held_by.as_ref().filter(|held| !held.in_cooldown && !held.reserved)?;
-    Some(span(held.holder.as_ref()?.max_hold_ms?))
+/// Returns how long the lock may be held, if it is held with a limit, and whether that is longer than usual.
+pub(super) fn limit(lock: &LockView) -> Markup {
+    let held = lock.held_by.as_ref().filter(|held| !held.in_cooldown && !held.reserved);
+    let limit = held.and_then(|held| held.holder.as_ref()?.max_hold_ms);
+    html! {
+        @if let Some(limit) = limit { span class="muted" { ", limit " (span(limit)) } }
+        @if lock.longer_than_usual { b { ", longer than usual" } }
+    }
 }
 
 /// Returns whether the lock is held by a ticket, so that no process renews the lease by itself.
@@ -179,13 +183,8 @@ pub(super) fn meaning(lock: &LockView) -> Markup {
     html! { (icons::badge(lock.state)) " " span class="muted" { (text) } }
 }
 
-/// Returns how long a grant lasted, in milliseconds.
-pub(super) fn grant_ms(past: &PastGrant) -> Option<u64> {
-    Some(past.until_us?.saturating_sub(past.from_us?) / 1_000)
-}
-
 /// Returns a short description of a grant, for its bar in the timeline.
 pub(super) fn grant(past: &PastGrant) -> String {
-    let lasted = grant_ms(past).map(|ms| format!(", {}", took(ms))).unwrap_or_default();
+    let lasted = lasted_ms(past).map(|ms| format!(", {}", took(ms))).unwrap_or_default();
     format!("token {}, {}{lasted}, {}", past.token, text(&past.holder.name), past.end.as_str())
 }

@@ -6,6 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
 use crate::lease::{Holder, HolderInfo, Released, Token};
 use crate::lock::Lock;
+use crate::types::MAX_HOLD;
 
 /// A job that several machines start and that runs once per period. Created by [`Lock::once_per`].
 ///
@@ -156,7 +157,7 @@ impl Lock {
 
 impl OncePer {
     /// The maximum period: 366 days.
-    pub const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+    pub const LONGEST: Duration = MAX_HOLD;
 
     /// Sets whether a failed run also counts, so that the job is not tried again within its period. Defaults to
     /// `false`.

@@ -77,9 +77,10 @@ impl Detector {
 
     /// Returns the error if the lock that `claim` waits for is held by the hold under which it waits.
     pub(crate) fn with_itself(&self, claim: &Claim, held: &HolderInfo) -> Option<Error> {
-        let nested = claim.nested.as_ref().filter(|nested| !nested.stays)?;
-        let own = nested.holds.iter().find(|own| own.name == claim.name && is_held(own, held))?;
-        let HeldLock { name, token } = own;
+        claim.nested.as_ref().filter(|nested| !nested.stays)?;
+        // A hold that is over may have been passed on in this process, and the record still has its token.
+        let mut holds = self.holds.iter().filter(|own| !own.is_over()).map(|own| &own.lock);
+        let HeldLock { name, token } = holds.find(|own| own.name == claim.name && is_held(own, held))?;
         let message =
             format!("deadlock: the lock `{name}` is held by the task that waits for it (token {token})");
         let help = "use the lock that is already held, or another lock";

@@ -49,7 +49,7 @@ pub struct Holder {
     pub nested: Option<Box<Nested>>,
 }
 
-/// The longest [limit](crate::Lock::max_hold) of a hold.
+/// The longest [limit](crate::Lock::max_hold) of a hold, and the longest [period](crate::OncePer) and cooldown.
 pub(crate) const MAX_HOLD: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// Reads a limit. Ignores one that leasehold never writes, because not every language reads integers above 2^53.

@@ -7,7 +7,7 @@ import contextlib
 import sys
 import weakref
 from collections.abc import AsyncIterator
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from .. import _nested
@@ -74,17 +74,17 @@ class Guard(BaseGuard):
         return str(expect(await request.next(ANSWER_TIMEOUT), "ticket")["ticket"])
 
     async def __aenter__(self) -> Guard:
-        self._enter()
+        self._enter(sys._getframe(1))
         return self
 
-    def _enter(self) -> None:
-        """Makes a loss cancel the current task."""
+    def _enter(self, block: FrameType) -> None:
+        """Makes a loss cancel the current task, which is in ``block``."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a lock is held by a task")
         loop = asyncio.get_running_loop()
         self._task = task
-        self.in_block = True
+        self.block = block
         self._cancelling = _cancelling(task)
 
         # A guard that is no longer used must be garbage collected, which releases it.
@@ -109,7 +109,7 @@ class Guard(BaseGuard):
         await self._leave(error)
 
     async def _leave(self, error: BaseException | None, cooldown: Duration | None = None) -> None:
-        task, self._task = self._task, None
+        task, self._task, self.block = self._task, None, None
         if self._agent.is_forked():
             return  # The lock belongs to the parent.
         if self._cancelled_by_loss and task is not None:
@@ -221,7 +221,7 @@ class Holding:
 
     async def __aenter__(self) -> Guard:
         guard = await self._lock.guard(self._timeout, context=self._context)
-        guard._enter()
+        guard._enter(sys._getframe(1))
         self._entered.add(guard)
         return guard
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -38,7 +39,7 @@ class Once(Generic[T]):
             return AlreadyRan.of(message)
         expect(message, "held")
         guard = Guard(request.agent, request.hold)
-        guard._enter()
+        guard._enter(sys._getframe())
         _nested.remember(self._settings, guard)
         try:
             value = await job()

@@ -153,7 +153,7 @@ async fn granted(
     }
     let hold = Hold {
         lock: ticket.name().to_string(),
-        token: token.filter(|_| others.is_empty()),
+        token,
         tokens: tokens(app, &ticket),
         valid_ms: ms(arrival.valid(deadline, now)),
         ttl_ms: ms(ticket.ttl()),

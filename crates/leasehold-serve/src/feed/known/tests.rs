@@ -16,6 +16,7 @@ fn look(name: &str, lapses_within_ms: u64, at: Moment) -> Look {
         held_by: Some(held),
         size: None,
         waiters: Vec::new(),
+        longer_than_usual: false,
     };
     Look { detail: LockDetail { lock, history: Vec::new() }, at }
 }

@@ -146,6 +146,21 @@ async fn a_walk_reads_no_more_than_its_limits() {
     assert_eq!(reads.iter().collect::<std::collections::HashSet<_>>().len(), MAX_READS, "each lock once");
 }
 
+/// There are many ways from each waiter to the others.
+#[tokio::test]
+async fn a_walk_follows_a_limited_number_of_paths() {
+    let names: Vec<_> = (0..7).map(|n| format!("l{n}")).chain(["x".to_owned()]).collect();
+    let holds: Vec<_> = names.iter().map(|name| (&**name, 1)).collect();
+    let waiters: Vec<_> = (2..6).map(|n| waiter(n, &holds)).collect();
+    let locks = names.iter().fold(Locks::default(), |locks, name| locks.held(name, 1, &waiters));
+    let found = locks.of("x", &waiter(1, &holds[..7])).await;
+    assert!((1..=MAX_PATHS).contains(&found.len()), "{}", found.len());
+    for cycle in found {
+        let distinct: std::collections::HashSet<_> = cycle.iter().collect();
+        assert_eq!(distinct.len(), cycle.len(), "no waiter is in a cycle twice: {cycle:?}");
+    }
+}
+
 #[test]
 fn a_cycle_counts_when_all_others_have_seen_it() {
     let link = |number: u64, seen: Vec<Id>| {
