@@ -36,9 +36,9 @@ impl Program {
     pub const AZURE_PY: Self = Self::peer("LEASEHOLD_TEST_PEER_AZURE_PY", container);
 }
 
-/// Returns the peer's option that names the container of a store URL.
+/// Returns the peer's option that names the container of a store URL. The peer uses leases.
 fn container(url: &str) -> Vec<String> {
-    let url = format!("http://{}/{ACCOUNT}/{}", Server::AZURITE.address(), location(url).0);
+    let url = format!("http://{}/{ACCOUNT}/{}", Server::LEASES.address(), location(url).0);
     options(&[("--container", &url)])
 }
 
