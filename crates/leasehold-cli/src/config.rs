@@ -270,8 +270,8 @@ fn offered(_: &str) -> Option<String> {
     None
 }
 
-/// Makes the path of a URL like `sqlite:locks.db` or `dir:locks` absolute. Tickets and `LEASEHOLD_STORE` are used in other folders,
-/// where the relative path would lead elsewhere, and the lock would have two holders.
+/// Makes the path of a URL like `sqlite:locks.db` or `dir:locks` absolute. Tickets and `LEASEHOLD_STORE` are used in
+/// other folders, where the relative path would lead elsewhere, and the lock would have two holders.
 fn absolute(url: &str) -> String {
     let is_file = |scheme: &str| ["sqlite", "dir"].iter().any(|file| scheme.eq_ignore_ascii_case(file));
     let parts = url.split_once(':').filter(|(scheme, _)| is_file(scheme));

@@ -64,9 +64,9 @@ class Locker(BaseLocker[Lock, RwLock, Election]):
     async def resize(
         self, name: str, *, permits: int | None = None, readers: int | None = None, ttl: Duration | None = None
     ) -> int:
-        """Changes the number of permits of a semaphore, or of readers of a readers-writer lock, in the store. Returns the
-        number before. Raises :class:`LockHeld` if somebody holds the lock. The process must not be paused for longer than
-        ``ttl`` meanwhile."""
+        """Changes the number of permits of a semaphore, or of readers of a readers-writer lock, in the store. Returns
+        the number before. Raises :class:`LockHeld` if somebody holds the lock. The process must not be paused for
+        longer than ``ttl`` meanwhile."""
         return await run(self._resize(name, permits, readers, ttl))
 
     async def init(self) -> None:

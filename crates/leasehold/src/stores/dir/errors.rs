@@ -33,6 +33,16 @@ pub(super) fn not_prepared(path: &Path) -> Fault {
     ))
 }
 
+/// Returns the fault for a directory in which only the owner of a file may remove it.
+pub(super) fn sticky(path: &Path) -> Fault {
+    let path = path.display();
+    Fault::new(
+        ErrorKind::Invalid,
+        format!("{path} has the sticky bit, so users cannot remove each other's files"),
+    )
+    .with_help(format!("use a directory of its own without that bit: chmod -t {path}"))
+}
+
 /// Returns the fault for an operation that failed with `error`. `what` is the operation, as in "list".
 pub(super) fn fault(what: &str, path: &Path, error: &io::Error) -> Fault {
     if let Some(Lost(fault)) = error.get_ref().and_then(|inner| inner.downcast_ref()) {

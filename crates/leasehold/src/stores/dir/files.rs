@@ -21,6 +21,9 @@ const MAX_HEADER_BYTES: usize = 100;
 /// The resolution of time stamps on the file systems that have hard links.
 const RESOLUTION: Duration = Duration::from_secs(1);
 
+/// The permission bit with which only the owner of a file may remove it.
+const STICKY: u32 = 0o1000;
+
 /// The folder that says that a directory is for locks. Its name is not that of a key.
 const MARKER: &str = ".leasehold";
 
@@ -49,8 +52,16 @@ impl Directory {
     /// Creates the directory and its marker, if they are missing.
     pub(super) fn init(&self) -> Result<(), Fault> {
         // Names and notes of locks may be confidential.
-        let created = DirBuilder::new().recursive(true).mode(0o700).create(&self.path);
-        created.map_err(|error| errors::fault("create", &self.path, &error))?;
+        match DirBuilder::new().mode(0o700).create(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(errors::fault("create", &self.path, &error));
+            }
+            _ => {}
+        }
+        let mode = mode_of(&self.path).map_err(|error| errors::fault("read", &self.path, &error))?;
+        if mode & STICKY != 0 {
+            return Err(errors::sticky(&self.path));
+        }
         let marker = self.marker();
         marker.create_folders(&self.path).map_err(|error| errors::fault("create", &marker.path, &error))
     }
@@ -71,7 +82,7 @@ impl Directory {
         let mut open = vec![(self.path.clone(), String::new())];
         while let Some((path, beginning)) = open.pop() {
             for name in list(&path).map_err(|error| errors::fault("list", &path, &error))? {
-                match names::part(&name) {
+                match names::part(&name).filter(|_| path.join(&name).is_dir()) {
                     Some(Part::Beginning(part)) => {
                         open.push((path.join(&name), format!("{beginning}{part}")))
                     }
@@ -113,11 +124,11 @@ impl KeyFolder<'_> {
             let parent = path.clone();
             path.push(part);
             match DirBuilder::new().mode(mode).create(&path) {
-                Ok(()) => permit(&path, mode, mode_of(&path)?),
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error),
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => {}
             }
-            // Another process may have created it and not synced it yet.
+            // Another process may have created it, and died before these lines.
+            permit(&path, mode, mode_of(&path)?);
             File::open(parent)?.sync_all()?;
         }
         Ok(())

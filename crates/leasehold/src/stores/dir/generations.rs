@@ -115,7 +115,6 @@ impl Generation {
 pub(super) struct Current {
     /// `None` if the key was never written.
     pub(super) latest: Option<Generation>,
-    has_folder: bool,
 }
 
 impl Current {
@@ -143,18 +142,18 @@ pub(super) fn read(folder: &impl Folder) -> Result<Current, Fault> {
         let names = match folder.list() {
             Ok(names) => names,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Ok(Current { latest: None, has_folder: false });
+                return Ok(Current { latest: None });
             }
             Err(error) => return Err(folder.fault("list", &error)),
         };
-        let Some(number) = highest(&names) else { return Ok(Current { latest: None, has_folder: true }) };
+        let Some(number) = highest(&names) else { return Ok(Current { latest: None }) };
         match folder.read(&name(number)) {
             Ok(content) => {
                 let latest = Generation::parse(number, content).ok_or_else(|| {
                     let no_file = io::Error::new(io::ErrorKind::InvalidData, "leasehold did not write it so");
                     folder.fault(&format!("understand the file {} in", name(number)), &no_file)
                 })?;
-                return Ok(Current { latest: Some(latest), has_folder: true });
+                return Ok(Current { latest: Some(latest) });
             }
             // The listing was stale: the highest generation is never removed (rule 1).
             Err(error) if vanished(&error) => {}
@@ -179,11 +178,13 @@ pub(super) fn write(
     if !current.meets(expect) {
         return Ok(Outcome::Conflict);
     }
+    let is_first = current.latest.is_none();
     let number = current.latest.map_or(Some(1), |latest| latest.number.checked_add(1));
     let number = number.ok_or_else(|| full().not_applied())?;
     let next = Generation { number, nonce, value };
-    // Only a create makes the folder: no other write may follow the removal of a folder.
-    if !current.has_folder {
+    // Only a create makes the folder: no other write may follow the removal of a folder. If the folder exists, a process
+    // may have died before it was durable, or before others could use it.
+    if is_first {
         folder.make().map_err(|error| folder.fault("create", &error).not_applied())?;
     }
     let temporary = format!("{nonce}{TEMPORARY}");
@@ -244,8 +245,9 @@ fn publish(
 /// Removes temporary files of dead or sleeping processes, and then old generations, from the oldest on. `now_us` is the
 /// time stamp of a file that was just created.
 fn clean(folder: &impl Folder, limits: &Limits, names: &[String], latest: u64, now_us: u64) {
+    // A stamp from the future is from a clock that was set back, and would otherwise stop the removal until then.
     let is_older = |name: &str, age_us: u64| {
-        folder.stamp(name).is_ok_and(|stamp_us| stamp_us.saturating_add(age_us) <= now_us)
+        folder.stamp(name).is_ok_and(|stamp_us| stamp_us.abs_diff(now_us) >= age_us)
     };
     // First, so that a process that slept between its read and its link cannot link any more: its file is older than
     // half an hour when the number that it wants is free again.
