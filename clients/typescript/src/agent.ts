@@ -63,7 +63,7 @@ const PROGRESS = new Set(["waiting", "names", "leader", "content"]);
 /** The final responses, besides `error`. */
 const FINAL = new Set([
   ...["hello", "held", "already_ran", "released", "renewed", "done", "ticket", "ticket_renewed", "status", "evicted"],
-  ...["swept", "capabilities", "report", "leader", "object", "updated"],
+  ...["swept", "capabilities", "report", "leader", "object", "updated", "resized"],
 ]);
 
 export class Agent {

@@ -204,7 +204,8 @@ impl Error {
             "`{name}` has {stored} {what} in the store, and this acquisition asks for {asked}"
         ))
         .with_help(format!(
-            "ask for {stored}, or change the number while nobody holds `{name}`: leasehold resize {name} {asked}"
+            "ask for {stored}, or change the number while nobody holds `{name}`: leasehold resize {name} {asked}{}",
+            if what == "readers" { " --readers" } else { "" }
         ));
         error.0.sizes = Some(Sizes { asked, stored });
         error

@@ -37,7 +37,9 @@ pub(crate) async fn resize(lock: &Lock, kind: Kind, size: usize) -> Result<u64> 
     };
     let most = usize::try_from(before.max(size)).unwrap_or(usize::MAX);
     let (permits, lock) = (Permits::new(lock, kind, most)?, lock.clone());
-    task::run(async move {
+    // It goes on when the caller is gone: if it stopped while the request of step 2 is under way, other clients could get
+    // permits before that request arrives.
+    task::finish(async move {
         let (together, seen) = (Together::new(&lock, vec![permits.names().to_vec()]), Blockers::default());
         let held = together.acquire(&Patience::None, &seen).await.map_err(|error| match error.kind() {
             ErrorKind::Held => Error::held_as(

@@ -130,7 +130,7 @@ impl Semaphore {
     /// From the beginning of this call, the process must not be paused for longer than the [`ttl`](Self::ttl). Otherwise
     /// there may be holders by the old number and by the new one.
     ///
-    /// Dropping the future may leave either number.
+    /// Dropping the future does not stop the change.
     ///
     /// # Errors
     /// - [`ErrorKind::Held`](crate::ErrorKind::Held): a permit is held.

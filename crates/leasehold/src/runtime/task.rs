@@ -70,6 +70,20 @@ where
     })
 }
 
+/// Does the same as [`run`], but dropping the future does not stop `work`.
+pub(crate) fn finish<T, F>(work: F) -> impl Future<Output = Result<T>> + Send
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T>> + Send + 'static,
+{
+    let work = Box::pin(work);
+    async move {
+        answer_of(|reply| async move { drop(reply.send(work.await)) })
+            .await
+            .unwrap_or_else(|| Err(shut_down()))
+    }
+}
+
 /// Returns the error for an operation whose runtime has shut down.
 pub(crate) fn shut_down() -> Error {
     Error::new(ErrorKind::Unavailable, "the tokio runtime has shut down")

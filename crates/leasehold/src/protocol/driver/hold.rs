@@ -161,6 +161,8 @@ impl RegisterLeases {
             if let Some(attempt) = applied {
                 // This also frees the memory, because there are no attempts between renewals.
                 memo.attempts = Vec::new();
+                // An earlier attempt may have written another size.
+                grant.size = grant.size.map(|_| memo.record.size);
                 // Contenders use the ttl of the record, which may differ from a ticket's, and the record's time of
                 // writing.
                 let prolonged = deadline(grant.ttl.min(memo.record.ttl()), attempt.sent)

@@ -36,14 +36,17 @@ pub(crate) struct HoldState {
 /// The [size](crate::lease::Grant::size) of the lock's record.
 #[derive(Clone, Copy, Debug)]
 struct RecordedSize {
-    /// What the next renewal or release writes.
+    /// What the next renewal writes.
     next: Option<u64>,
+    /// What the release writes. A size that only a renewal may write is not among it: a release comes after other locks may
+    /// have been released.
+    on_release: Option<u64>,
     /// What the latest renewal has written, or what the grant found.
     written: Option<u64>,
 }
 
 fn recorded_size(size: Option<u64>) -> Box<Mutex<RecordedSize>> {
-    Box::new(Mutex::new(RecordedSize { next: size, written: size }))
+    Box::new(Mutex::new(RecordedSize { next: size, on_release: None, written: size }))
 }
 
 /// Whether a lock is held, or how the hold ended.
@@ -94,20 +97,25 @@ impl HoldState {
         body(&mut size.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Returns the size that the next renewal or release writes. `None` if it keeps that of the record.
+    /// Returns the size that the next renewal writes. `None` if it keeps that of the record.
     pub(crate) fn size(&self) -> Option<u64> {
         let size = self.size.get()?;
         size.lock().unwrap_or_else(PoisonError::into_inner).next
     }
 
+    /// Returns the size that the release writes. `None` if it keeps that of the record.
+    pub(super) fn size_on_release(&self) -> Option<u64> {
+        self.with_size(|size| size.on_release)
+    }
+
     /// Makes the next renewal or release write `size`.
     pub(crate) fn set_size(&self, size: u64) {
-        self.with_size(|recorded| recorded.next = Some(size));
+        self.with_size(|recorded| (recorded.next, recorded.on_release) = (Some(size), Some(size)));
     }
 
     /// Requests renewals until one has written `size`, unless the record has it. Returns an error if the hold is over.
     pub(crate) async fn record_size(&self, size: u64) -> Result<(), ()> {
-        self.set_size(size);
+        self.with_size(|recorded| (recorded.next, recorded.on_release) = (Some(size), None));
         loop {
             // A renewal after this line is not missed.
             let renewed = self.renewed();

@@ -96,7 +96,7 @@ impl Renewer {
         let env = self.state.env.clone();
         // The guard may have been dropped right after the loss.
         self.grant.at_limit |= self.state.is_at_limit();
-        self.grant.size = self.state.size();
+        self.grant.size = self.state.size_on_release();
         let limit = self.grant.deadline.remaining(env.now()).max(attempt_limit(self.grant.ttl));
         let release = self.opened.store.release(&mut self.grant, cooldown);
         let outcome = timeout(&*env.clock, limit, release).await.unwrap_or_else(|| {
