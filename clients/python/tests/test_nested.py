@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import pytest
@@ -85,7 +85,7 @@ def in_generator(locker: Locker) -> Callable[[], object]:
     """Enters a block as a web framework does for a request, and returns what leaves it, perhaps in another thread."""
 
     @contextmanager
-    def request() -> Iterator[None]:
+    def request() -> Generator[None]:
         with locker.lock("x").hold():
             yield
 
