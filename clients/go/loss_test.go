@@ -19,7 +19,7 @@ func (a *agent) signal(t *testing.T, signal syscall.Signal) {
 func TestAHoldEndsAtItsLimit(t *testing.T) {
 	t.Parallel()
 	ctx, c := within(t), open(t, newURL(t))
-	guard := acquire(t, c.Lock("x", MaxHold(time.Second), TTL(2*time.Second)))
+	guard := acquire(t, c.Lock("x", MaxHold(time.Second), TTL(5*time.Second)))
 	waitFor(t, guard.Lost())
 	expectLoss(t, guard.Err(), LossLimit)
 	expectLoss(t, context.Cause(guard.Context()), LossLimit)

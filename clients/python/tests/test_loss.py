@@ -54,7 +54,7 @@ def test_an_eviction_is_reported(locker: Locker) -> None:
 
 
 def test_a_hold_ends_at_its_limit(locker: Locker) -> None:
-    with pytest.raises(LockLost) as lost, locker.lock("x", max_hold="1s", ttl="2s").hold() as guard:
+    with pytest.raises(LockLost) as lost, locker.lock("x", max_hold="1s", ttl="5s").hold() as guard:
         assert lost_event(guard).wait(LIMIT)
     assert lost.value.reason == "limit"
     locker.lock("x").guard(timeout=LIMIT).release()

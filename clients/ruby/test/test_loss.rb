@@ -48,7 +48,7 @@ class TestLoss < LeaseholdTest
   end
 
   def test_a_hold_ends_at_its_limit
-    error = assert_raises(LockLost) { locker.lock("x", max_hold: "1s", ttl: "2s") { |guard| lost(guard).pop } }
+    error = assert_raises(LockLost) { locker.lock("x", max_hold: "1s", ttl: "5s") { |guard| lost(guard).pop } }
     assert_equal "limit", error.reason
     assert_free
     ended = locker.status("x").history.find { |grant| grant.end == "limit" }
