@@ -443,7 +443,7 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// Creates the capabilities of a store with tokens, cooldowns, a history and sizes, and without the other capabilities.
+    /// Creates the capabilities of a store with tokens, cooldowns and a history, and without the other capabilities.
     pub const fn new(store: &'static str, poll_interval: PollInterval) -> Self {
         Self {
             store,
@@ -455,7 +455,7 @@ impl Capabilities {
             watches: false,
             cooldowns: true,
             history: true,
-            sizes: true,
+            sizes: false,
             poll_interval,
         }
     }

@@ -43,6 +43,7 @@ flaws! {
     RestIgnored,
     RestForgotten,
     EvictionBlind,
+    EvictionForgetsTheSize,
     EvictionDoesNothing,
     MissesRelease,
     // The store claims to have a line of waiters and has none.

@@ -46,6 +46,8 @@ struct Row {
     rested_from: Option<Moment>,
     cooldown: Duration,
     history: Vec<PastGrant>,
+    /// The number of permits, or 0.
+    size: u64,
     /// The line of waiters.
     line: Vec<(Id, Holder)>,
     /// When the lock was first found free, while it is kept for a waiter.
@@ -135,6 +137,7 @@ impl Store {
             if !self.is(Flaw::HolderIsUnknown) {
                 held.holder = Some(live.holder.clone());
                 held.token = Token::new(row.token);
+                held.size = row.size();
                 let lapses = self.lapses_after(live, contender);
                 held.lapses_within = Some(lapses.saturating_sub(now.shortest_since(live.renewed)));
             }
@@ -218,6 +221,7 @@ impl Store {
             holder: claim.holder.clone(),
             renewed: now,
         });
+        row.size = row.size().or(claim.size).unwrap_or(0);
         let promised = if self.is(Flaw::DeadlineTooLate) {
             leasehold::clock::Deadline::new(now, claim.ttl.get() * 2)
         } else {
@@ -231,7 +235,7 @@ impl Store {
             ttl: claim.ttl,
             deadline: promised,
             at_limit: false,
-            size: None,
+            size: row.size(),
             memo: Some(Box::new(())),
         }
     }
@@ -273,6 +277,11 @@ impl Store {
 }
 
 impl Row {
+    /// Returns the number of permits, if the row has one.
+    fn size(&self) -> Option<u64> {
+        Some(self.size).filter(|size| *size != 0)
+    }
+
     /// Returns how many waiters are before the claim `id`, if it is in the line.
     fn ahead(&self, id: Id) -> Option<usize> {
         self.line.iter().position(|(waiter, _)| *waiter == id)
@@ -333,6 +342,7 @@ impl LeaseStore for Store {
         if let Some(live) = row.live.as_mut().filter(|_| !self.is(Flaw::RenewalNotStored)) {
             live.renewed = now;
         }
+        row.size = grant.size.unwrap_or(row.size);
         if !self.is(Flaw::DeadlineNotMoved) {
             let by_ticket = self.is(Flaw::RenewalByTheTtlOfTheTicket);
             let recorded = row.live.as_ref().filter(|_| !by_ticket).map_or(grant.ttl, |live| live.ttl);
@@ -359,6 +369,7 @@ impl LeaseStore for Store {
         if !ours && !self.is(Flaw::ReleaseBlind) {
             return Ok(Released::AlreadyLost);
         }
+        row.size = grant.size.unwrap_or(row.size);
         if !self.is(Flaw::ReleaseNotAtOnce)
             && let Some(live) = row.live.take()
         {
@@ -400,6 +411,9 @@ impl LeaseStore for Store {
         }
         let Some(live) = row.live.take() else { return Ok(Evicted::Changed) };
         self.end(row, &live, End::Evicted);
+        if self.is(Flaw::EvictionForgetsTheSize) {
+            row.size = 0;
+        }
         if !self.is(Flaw::MissesEviction) {
             self.0.woken.notify_waiters();
         }
@@ -422,6 +436,7 @@ impl LeaseStore for Store {
         };
         let mut status = Status::new(name.clone(), state);
         status.token = Token::new(row.token).filter(|token| token.get() > 0);
+        status.size = row.size();
         status.waiters = row.line.into_iter().map(|(_, waiter)| Waiter::new(waiter)).collect();
         status.history = row.history;
         Ok(status)
@@ -439,6 +454,7 @@ impl LeaseStore for Store {
         let poll_interval = PollInterval { min: Duration::from_millis(10), max: Duration::from_millis(100) };
         let mut capabilities = Capabilities::new("fake", poll_interval);
         capabilities.line = Some("here");
+        capabilities.sizes = true;
         capabilities.watches = self.is(Flaw::ServesInAnyOrder);
         capabilities.permits_in_order = self.is(Flaw::ServesInAnyOrder);
         capabilities

@@ -330,6 +330,7 @@ impl Records for DynamoDb {
 
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new("DynamoDB", POLL_INTERVAL);
+        capabilities.sizes = true;
         capabilities.line = Some("the item `NAME//line`");
         (capabilities.permits_in_order, capabilities.queues_permits) = (true, true);
         capabilities

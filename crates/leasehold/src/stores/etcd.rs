@@ -91,7 +91,6 @@ impl NativeLeases for EtcdLeases {
         capabilities.permits_in_order = true;
         capabilities.watches = true;
         capabilities.history = false;
-        capabilities.sizes = false;
         capabilities
     }
 

@@ -91,7 +91,6 @@ impl HttpLeases {
         capabilities.tokens = described.tokens;
         capabilities.cooldowns = described.cooldowns;
         capabilities.watches = true;
-        capabilities.sizes = false;
         Ok(Self { client, capabilities, tokens: Mutex::default() })
     }
 }

@@ -257,6 +257,7 @@ impl Records for Kubernetes {
 
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new("Kubernetes", POLL_INTERVAL);
+        capabilities.sizes = true;
         capabilities.line = Some("the Lease `lh--line.NAME`");
         (capabilities.permits_in_order, capabilities.queues_permits) = (true, true);
         capabilities

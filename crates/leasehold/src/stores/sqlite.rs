@@ -281,6 +281,7 @@ impl LeaseStore for SqliteLeases {
 
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new("SQLite", POLL_INTERVAL);
+        capabilities.sizes = true;
         capabilities.sees_dead_processes = self.machine.me.is_some();
         capabilities.line = Some("the table `waiter` of the file");
         capabilities.permits_in_order = true;

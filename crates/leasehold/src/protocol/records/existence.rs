@@ -234,7 +234,6 @@ impl Records for ExistenceRecords {
         capabilities.tokens = register.generations;
         capabilities.history = false;
         capabilities.cooldowns = false;
-        capabilities.sizes = false;
         capabilities
     }
 }

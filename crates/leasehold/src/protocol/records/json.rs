@@ -130,6 +130,7 @@ impl Records for JsonRecords {
     fn capabilities(&self) -> Capabilities {
         let register = self.register.capabilities();
         let mut capabilities = Capabilities::new(register.store, register.poll_interval);
+        capabilities.sizes = true;
         capabilities.line = Some("the object `NAME.line`");
         (capabilities.permits_in_order, capabilities.queues_permits) = (true, true);
         capabilities

@@ -247,7 +247,6 @@ impl NativeLeases for AzureLeases {
             tokens: false,
             cooldowns: false,
             history: false,
-            sizes: false,
             ..Capabilities::new("Azure Blob Storage", POLL_INTERVAL)
         }
     }

@@ -261,6 +261,7 @@ impl Records for PostgresRecords {
 
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new("PostgreSQL", POLL_INTERVAL);
+        capabilities.sizes = true;
         capabilities.line = Some("the column `line` of a lock's row");
         capabilities.permits_in_order = true;
         capabilities

@@ -193,6 +193,7 @@ impl Records for RedisRecords {
 
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new("Redis", POLL_INTERVAL);
+        capabilities.sizes = true;
         capabilities.line = Some("the field `line` of the hash NAME//leasehold");
         capabilities.permits_in_order = true;
         capabilities

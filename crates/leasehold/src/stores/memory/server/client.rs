@@ -195,6 +195,7 @@ impl Records for ServerRecords {
 
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new("a server in memory", POLL_INTERVAL);
+        capabilities.sizes = true;
         capabilities.line = Some("the server's memory");
         capabilities.permits_in_order = true;
         capabilities
