@@ -214,7 +214,7 @@ impl Checker {
         }
         // Their numbers differ, so there was a resize between two holds that are both believed in.
         if let Some(other) = other {
-            checked.violates("S3", format!("{how:?} and {other:?} are believed in at once"));
+            checked.violates("N1", format!("{how:?} and {other:?} are believed in at once"));
         }
         if alone > 1 || (alone > 0 && others > 0) {
             checked.violates("S2", format!("{alone} hold it exclusively, and {others} shared"));
