@@ -3,6 +3,7 @@
 #[cfg(feature = "chaos")]
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use async_trait::async_trait;
 #[cfg(feature = "chaos")]
@@ -29,7 +30,8 @@ impl TestStore for Dir {
     }
 
     fn storages(&self) -> &'static [Storage] {
-        const { &[Storage::local("dir", Kind::Shared)] }
+        // A write waits for the disk twice.
+        const { &[Storage::local("dir", Kind::Shared).with_ttl(Duration::from_secs(4))] }
     }
 
     fn fresh_url(&self, _storage: &Storage, folder: &Path) -> String {
