@@ -33,7 +33,7 @@ type Client struct {
 // empty string is the default store of the leasehold command (LEASEHOLD_STORE, config.toml, a SQLite file). It sends no
 // request.
 //
-// Each client has an agent of its own, so use one client for each store, and share it.
+// Each client has a separate agent, so use one client for each store, and share it.
 func New(store string) *Client {
 	c := &Client{starting: make(chan struct{}, 1)}
 	c.store, c.err = storeURL(store)

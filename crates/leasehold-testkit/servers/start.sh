@@ -162,7 +162,7 @@ start_dynamodb_racy() {
     export LEASEHOLD_TEST_BAD_DYNAMODB_RACY="dynamodb://$STORE?$(endpoint "$port")&region=us-east-1"
 }
 
-# The leases have an Azurite of their own: under load, it stops responding for as long as a request may take.
+# The leases have a separate Azurite: under load, one stops responding for as long as a request may take.
 start_azurite() {
     local port store
     for store in AZURE AZURE_LEASE; do

@@ -57,9 +57,14 @@ impl Kind {
         }
     }
 
+    /// Returns the permit below `name` with this number.
+    fn permit(self, name: &LockName, number: usize) -> Result<LockName> {
+        Ok(LockName::new(format!("{name}/{}-{number}", self.as_str()))?)
+    }
+
     /// Returns the first permit below `name`. Its record has the size.
     pub(crate) fn first(self, name: &LockName) -> Result<LockName> {
-        Ok(LockName::new(format!("{name}/{}-1", self.as_str()))?)
+        self.permit(name, 1)
     }
 }
 
@@ -91,8 +96,7 @@ impl Permits {
     /// Returns [`ErrorKind::Invalid`] if the settings of `lock` are invalid.
     pub(crate) fn new(lock: &Lock, kind: Kind, count: usize) -> Result<Self> {
         let name = lock.checked()?;
-        let permit = |number| LockName::new(format!("{name}/{}-{number}", kind.as_str()));
-        let permits = (1..=count).map(permit).collect::<std::result::Result<Vec<_>, _>>()?;
+        let permits = (1..=count).map(|number| kind.permit(&name, number)).collect::<Result<Vec<_>>>()?;
         let (lock, capabilities) = (lock.clone(), lock.locker().capabilities());
         let lock = if capabilities.permits_in_order { lock } else { lock.barge() };
         // The waiters for a single permit use its line.

@@ -145,8 +145,7 @@ impl DirectoryRegister {
 impl Register for DirectoryRegister {
     async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         let current = self.on_key(key, |folder| generations::read(folder).map_err(Fault::not_applied)).await;
-        let found = current.map_err(StoreError::of_read)?.with_value();
-        Ok(found.and_then(|found| {
+        Ok(current.map_err(StoreError::of_read)?.and_then(|found| {
             let version = found.version();
             let Generation { value, .. } = found;
             Some(VersionedValue { value: value?, version, metadata: Metadata::default() })

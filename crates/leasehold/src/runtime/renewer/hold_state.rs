@@ -38,8 +38,8 @@ pub(crate) struct HoldState {
 struct RecordedSize {
     /// What the next renewal writes.
     next: Option<u64>,
-    /// What the release writes. A size that only a renewal may write is not among it: a release comes after other locks may
-    /// have been released.
+    /// What the release writes. Not the size of [`HoldState::record_size`]: when the lock is released, other permits may
+    /// be free already.
     on_release: Option<u64>,
     /// What the latest renewal has written, or what the grant found.
     written: Option<u64>,
@@ -97,15 +97,19 @@ impl HoldState {
         body(&mut size.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Returns what is known about the size. `None` for most locks, which have none.
+    fn recorded(&self) -> Option<RecordedSize> {
+        self.size.get().map(|size| *size.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Returns the size that the next renewal writes. `None` if it keeps that of the record.
     pub(crate) fn size(&self) -> Option<u64> {
-        let size = self.size.get()?;
-        size.lock().unwrap_or_else(PoisonError::into_inner).next
+        self.recorded()?.next
     }
 
     /// Returns the size that the release writes. `None` if it keeps that of the record.
     pub(super) fn size_on_release(&self) -> Option<u64> {
-        self.with_size(|size| size.on_release)
+        self.recorded()?.on_release
     }
 
     /// Makes the next renewal or release write `size`.

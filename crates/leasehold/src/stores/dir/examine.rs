@@ -1,4 +1,4 @@
-//! The doctor's checks of the directory: its marker, hard links, the kind of file system.
+//! The doctor's checks of the directory: its marker and hard links.
 
 use super::DirectoryRegister;
 use super::errors;

@@ -110,25 +110,6 @@ impl Generation {
     }
 }
 
-/// What a key has at the moment.
-#[derive(Debug)]
-pub(super) struct Current {
-    /// `None` if the key was never written.
-    pub(super) latest: Option<Generation>,
-}
-
-impl Current {
-    /// Returns the generation that holds the value, if the key has one.
-    pub(super) fn with_value(self) -> Option<Generation> {
-        self.latest.filter(|latest| latest.value.is_some())
-    }
-
-    fn meets(&self, expect: Option<&Version>) -> bool {
-        let found = self.latest.as_ref().filter(|latest| latest.value.is_some()).map(Generation::version);
-        found.as_ref() == expect
-    }
-}
-
 /// The outcome of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
@@ -136,24 +117,24 @@ pub(super) enum Outcome {
     Conflict,
 }
 
-/// Reads the highest generation.
-pub(super) fn read(folder: &impl Folder) -> Result<Current, Fault> {
+/// Reads the highest generation. Returns `None` if the key was never written.
+pub(super) fn read(folder: &impl Folder) -> Result<Option<Generation>, Fault> {
     for _ in 0..MAX_READS {
         let names = match folder.list() {
             Ok(names) => names,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Ok(Current { latest: None });
+                return Ok(None);
             }
             Err(error) => return Err(folder.fault("list", &error)),
         };
-        let Some(number) = highest(&names) else { return Ok(Current { latest: None }) };
+        let Some(number) = highest(&names) else { return Ok(None) };
         match folder.read(&name(number)) {
             Ok(content) => {
                 let latest = Generation::parse(number, content).ok_or_else(|| {
                     let no_file = io::Error::new(io::ErrorKind::InvalidData, "leasehold did not write it so");
                     folder.fault(&format!("understand the file {} in", name(number)), &no_file)
                 })?;
-                return Ok(Current { latest: Some(latest) });
+                return Ok(Some(latest));
             }
             // The listing was stale: the highest generation is never removed (rule 1).
             Err(error) if vanished(&error) => {}
@@ -174,12 +155,13 @@ pub(super) fn write(
     value: Option<Bytes>,
 ) -> Result<Outcome, StoreError> {
     let began = folder.now();
-    let current = read(folder).map_err(Fault::not_applied)?;
-    if !current.meets(expect) {
+    let latest = read(folder).map_err(Fault::not_applied)?;
+    let found = latest.as_ref().filter(|latest| latest.value.is_some()).map(Generation::version);
+    if found.as_ref() != expect {
         return Ok(Outcome::Conflict);
     }
-    let is_first = current.latest.is_none();
-    let number = current.latest.map_or(Some(1), |latest| latest.number.checked_add(1));
+    let is_first = latest.is_none();
+    let number = latest.map_or(Some(1), |latest| latest.number.checked_add(1));
     let number = number.ok_or_else(|| full().not_applied())?;
     let next = Generation { number, nonce, value };
     // Only a create makes the folder: no other write may follow the removal of a folder. If the folder exists, a process

@@ -192,9 +192,9 @@ fn run(log: &[Answer], nonce: Id, limits: &Limits) -> Result<Vec<Learnt>, Ask> {
     let current = read(&folder);
     let mut learnt = Vec::new();
     if let Ok(current) = current {
-        let saw = current.latest.as_ref().map(|latest| Learnt::Saw(latest.number, latest.nonce.to_string()));
+        let saw = current.as_ref().map(|latest| Learnt::Saw(latest.number, latest.nonce.to_string()));
         learnt.extend(saw);
-        let expect = current.with_value().map(|found| found.version());
+        let expect = current.filter(|latest| latest.value.is_some()).map(|found| found.version());
         match write(&folder, limits, expect.as_ref(), nonce, Some(Bytes::from_static(b"value"))) {
             Ok(Outcome::Written(version)) => {
                 let (number, nonce) = version.as_str().split_once('-').unwrap();
