@@ -43,6 +43,11 @@ impl<L: Send + Sync + 'static> OnWorker<L> {
         Ok(Self { leases: Arc::new(leases), worker })
     }
 
+    /// Starts the thread of `store` for `leases`, which need no connection.
+    pub(crate) fn start(store: &str, leases: L) -> Result<Self, Error> {
+        Ok(Self { leases: Arc::new(leases), worker: Worker::start(store)? })
+    }
+
     /// Spawns `work` on the thread.
     pub(crate) fn run<T: Send + 'static, F>(&self, work: impl FnOnce(Arc<L>) -> F) -> Job<T>
     where

@@ -12,18 +12,18 @@ mod location;
 mod names;
 #[cfg(test)]
 mod tests;
-mod threads;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
+use tokio::sync::Semaphore;
 
 use self::files::{Directory, KeyFolder};
 use self::generations::{Generation, LIMITS, Outcome};
-use self::threads::Threads;
-use crate::clock::StoreTime;
+use crate::clock::{StoreTime, timeout};
 use crate::diagnosis::{Examined, RESERVED};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
@@ -35,10 +35,18 @@ use crate::register::{
 };
 use crate::retry::retry;
 use crate::url::StoreUrl;
+use crate::worker::OnWorker;
 
 /// A poll is a listing and a small file, which a file server answers within milliseconds.
 const POLL_INTERVAL: PollInterval =
     PollInterval { min: Duration::from_millis(20), max: Duration::from_millis(1_000) };
+
+/// The time limit for a request. A file server that does not respond within it is unavailable.
+const REQUEST_LIMIT: Duration = Duration::from_secs(10);
+
+/// The number of threads for requests. Others wait without a thread, so that a file server that hangs does not take all
+/// threads of the process.
+const THREADS: usize = 64;
 
 /// The beginnings of the keys that one examination uses, and no other process. Nothing of them is kept.
 const OF_EXAMINATIONS: [&str; 3] = [RESERVED, proof::questions::PREFIX, proof::races::PREFIX];
@@ -75,28 +83,47 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
     let path = location::path_of(url, &mut options)?;
     // The time stamps of files may come from wrong clocks, so they end no lease.
     options.store_clock = false;
-    let directory = Directory { path, env: options.env.clone(), clock: Arc::default() };
-    let register = DirectoryRegister { directory, threads: Threads::default() };
+    let register = DirectoryRegister::new(path, options.env.clone())?;
     register.touch().await?;
     Ok(Arc::new(RegisterLeases::new(Arc::new(register), options)))
 }
 
 /// The keys in one directory.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct DirectoryRegister {
-    directory: Directory,
-    threads: Threads,
+    directory: Arc<Directory>,
+    worker: OnWorker<Directory>,
+    threads: Arc<Semaphore>,
 }
 
 impl DirectoryRegister {
-    /// Runs `work` on the directory, on a thread for blocking work.
+    fn new(path: PathBuf, env: Env) -> Result<Self, Error> {
+        let worker = OnWorker::start("dir", Directory { path, env, clock: Arc::default() })?;
+        let threads = Arc::new(Semaphore::new(THREADS));
+        Ok(Self { directory: worker.leases.clone(), worker, threads })
+    }
+
+    /// Runs `work` on the directory, on a thread for blocking work. Cancel safe: work that has begun is finished, and
+    /// work that has not begun is dropped.
     async fn run<T, F>(&self, work: F) -> Result<T, StoreError>
     where
         F: FnOnce(&Directory) -> Result<T, StoreError> + Send + 'static,
         T: Send + 'static,
     {
-        let directory = self.directory.clone();
-        self.threads.run(move || work(&directory)).await
+        let threads = self.threads.clone();
+        let job = self.worker.run(|directory| async move {
+            let thread = threads.acquire_owned().await;
+            tokio::task::spawn_blocking(move || {
+                let _thread = thread;
+                work(&directory)
+            })
+            .await
+        });
+        let unanswered = |why: String| Err(Fault::unavailable(why).maybe_applied());
+        match timeout(&*self.env().clock, REQUEST_LIMIT, job).await {
+            Some(done) => done?.unwrap_or_else(|error| unanswered(error.to_string())),
+            None => unanswered(format!("{} did not respond within {REQUEST_LIMIT:.0?}", self.identity())),
+        }
     }
 
     /// Runs `work` on the folder of `key`.
@@ -213,11 +240,9 @@ impl Register for DirectoryRegister {
     }
 
     fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
-        let path = location::absolute(endpoint)?;
-        let clock = Arc::default();
-        let directory = Directory { path, clock, env: self.env().clone() };
-        directory.check()?;
-        Ok(Arc::new(Self { directory, threads: Threads::default() }))
+        let other = Self::new(location::absolute(endpoint)?, self.env().clone())?;
+        other.directory.check()?;
+        Ok(Arc::new(other))
     }
 
     fn capabilities(&self) -> RegisterCapabilities {

@@ -4,9 +4,11 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 
+use futures_util::FutureExt;
 use tempfile::TempDir;
 
 use super::*;
+use crate::clock::TestClock;
 use crate::error::ErrorKind;
 
 async fn register(folder: &TempDir) -> DirectoryRegister {
@@ -16,9 +18,7 @@ async fn register(folder: &TempDir) -> DirectoryRegister {
 }
 
 fn unprepared(folder: &TempDir) -> DirectoryRegister {
-    let path = folder.path().join("locks");
-    let directory = Directory { path, env: Env::system(), clock: Arc::default() };
-    DirectoryRegister { directory, threads: Threads::default() }
+    DirectoryRegister::new(folder.path().join("locks"), Env::system()).unwrap()
 }
 
 fn files(register: &DirectoryRegister, key: &str) -> Vec<String> {
@@ -157,4 +157,32 @@ fn errors_of_the_system_have_their_kind() {
     ] {
         assert_eq!(errors::fault("read", "x".as_ref(), &system.into()).kind, kind, "{system}");
     }
+}
+
+/// A file server that hangs takes a limited number of threads. Requests beyond that end in time, and are not run later.
+#[tokio::test(start_paused = true)]
+async fn requests_to_a_file_server_that_hangs_end_in_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let env = Env::seeded(Arc::new(TestClock::default()), 1);
+    let register = DirectoryRegister::new(folder.path().join("locks"), env).unwrap();
+    let (respond, responds) = std::sync::mpsc::channel::<()>();
+    let responds = Arc::new(std::sync::Mutex::new(responds));
+    let hung = (0..THREADS).map(|_| {
+        let responds = responds.clone();
+        register.run(move |_| {
+            let _ = responds.lock().unwrap().recv();
+            Ok(())
+        })
+    });
+    let (ran, late_ran) = tokio::sync::oneshot::channel();
+    let late = register.run(move |_| Ok(ran.send(()).unwrap()));
+    for ended in futures_util::future::join_all(hung.map(FutureExt::boxed).chain([late.boxed()])).await {
+        let error = ended.unwrap_err();
+        assert!(matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
+        assert_eq!(error.fault().kind, ErrorKind::Unavailable, "{error:?}");
+    }
+    drop(respond);
+    tokio::time::resume();
+    assert!(late_ran.await.is_err(), "a request that was given up is dropped");
+    assert_eq!(register.run(|_| Ok(7)).await.unwrap(), 7);
 }
