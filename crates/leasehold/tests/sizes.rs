@@ -1,13 +1,16 @@
 //! The number of permits of a semaphore, and of readers of a readers-writer lock, in the store.
 
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::{Client, TTL, World};
 use leasehold::lease::LeaseStore;
+use leasehold::observe::{Event, Observer};
 use leasehold::register::Register;
 use leasehold::{Error, ErrorKind, Guard, LockName, Locker, RwLock, Semaphore, State, Swept};
-use leasehold_testkit::fault::{Kind, Outcome};
+use leasehold_testkit::fault::{FaultyRegister, Kind, Outcome, Sent};
+use tokio::task::JoinHandle;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -335,6 +338,116 @@ async fn nobody_gets_a_permit_during_a_resize() {
     }
     assert_eq!(resize.await.unwrap().unwrap(), 2);
     used(&two, 3).await;
+}
+
+/// Starts a resize to 3 by `client`, whose network has faults from the moment at which it holds all three permits. The
+/// permits have the number 2 before.
+async fn faulty_resize(
+    world: &World,
+    client: &Client,
+    faults: impl FnOnce(&FaultyRegister),
+) -> JoinHandle<leasehold::Result<u64>> {
+    let other = world.dated(100);
+    used(&other, 2).await;
+    // The first grant of a name may take a second write.
+    Locker::new(other.leases.clone()).lock("x/permit-3").acquire().await.unwrap().release().await.unwrap();
+    let network = client.network.clone();
+    let heals = client.network.clone();
+    // Its holds end in the network as it is then, but its releases get through.
+    let locker = Locker::new(client.leases.clone()).observed_by(Arc::new(AtLoss(heals)));
+    // The client learns of its grants a second late.
+    network.every(Kind::Write, Outcome::AnswerDelayed(SECOND));
+    let resize = tokio::spawn(async move { locker.semaphore("x", 3).ttl(TTL).resize().await });
+    while held(&other).await < 3 {
+        other.env.sleep(Duration::from_millis(1)).await;
+    }
+    network.heal();
+    faults(&network);
+    resize
+}
+
+/// Heals the network when the first permit is lost.
+struct AtLoss(FaultyRegister);
+
+impl Observer for AtLoss {
+    fn observe(&self, event: &Event<'_>) {
+        if let Event::Lost { lock, .. } = event
+            && **lock == name(1)
+        {
+            self.0.heal();
+        }
+    }
+}
+
+/// Otherwise another client could get a permit by the old number, and the request for the new one arrives after that.
+#[tokio::test(start_paused = true)]
+async fn a_resize_goes_on_when_its_caller_is_gone() {
+    let world = World::new();
+    let (one, two) = (world.observer(1), world.observer(2));
+    let resize = faulty_resize(&world, &one, |network| {
+        network.every_write_of("x/permit-1.lock", Outcome::Delayed(SECOND * 3));
+    })
+    .await;
+    // The request for the new number is under way.
+    two.env.sleep(SECOND * 2).await;
+    assert_eq!(recorded(&world, 2).await, None);
+    resize.abort();
+    let refused = loop {
+        two.env.sleep(Duration::from_millis(100)).await;
+        match semaphore(&two, 2).try_acquire().await {
+            Err(error) if error.kind() == ErrorKind::Held => {}
+            refused => break refused,
+        }
+    };
+    differ(refused, 2, 3);
+    while held(&two).await > 0 {
+        two.env.sleep(Duration::from_millis(100)).await;
+    }
+    used(&two, 3).await;
+}
+
+/// The other permits may have been released before, and granted by the old number.
+#[tokio::test(start_paused = true)]
+async fn a_release_does_not_write_the_number_of_a_resize_that_failed() {
+    let world = World::new();
+    let one = world.observer(1);
+    let resize = faulty_resize(&world, &one, |network| {
+        network.every_write_of("x/permit-1.lock", Outcome::Dropped);
+    })
+    .await;
+    let error = resize.await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+    assert_eq!((recorded(&world, 1).await, held(&one).await), (Some(2), 0));
+}
+
+/// A renewal with the new number finds that an earlier one was applied, which wrote the old number.
+#[tokio::test(start_paused = true)]
+async fn a_resize_ends_only_when_the_record_has_its_number() {
+    let world = World::new();
+    let (one, two) = (world.observer(1), world.observer(2));
+    let resize = faulty_resize(&world, &one, |network| {
+        network.every(Kind::Read, Outcome::Stalled);
+        network.every(Kind::Write, Outcome::NotApplied);
+        network.every_write_of("x/permit-1.lock", Outcome::AnswerStalled);
+    })
+    .await;
+    // The first permit is renewed while the others keep their number.
+    let first = async || world.register.read("x/permit-1.lock").await.unwrap().unwrap().version;
+    let before = first().await;
+    while first().await == before {
+        two.env.sleep(Duration::from_millis(100)).await;
+    }
+    one.network.every(Kind::Write, Outcome::Fine);
+    let writes_it = |sent: &Sent| {
+        sent.value.as_ref().is_some_and(|value| String::from_utf8_lossy(value).contains("\"size\":3"))
+    };
+    while !one.network.log().iter().any(writes_it) {
+        two.env.sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(recorded(&world, 1).await, Some(2));
+    one.network.heal();
+    assert_eq!(resize.await.unwrap().unwrap(), 2);
+    assert_eq!(recorded(&world, 1).await, Some(3));
 }
 
 #[tokio::test(start_paused = true)]
