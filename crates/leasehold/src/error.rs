@@ -14,7 +14,7 @@ type Source = Box<dyn std::error::Error + Send + Sync>;
 /// An error, with its kind, a message, and advice.
 ///
 /// Match on [`kind`](Self::kind). Show the `Display` text and the [`help`](Self::help) to people. Neither contains
-/// secrets.
+/// secrets. If `main` returns an error, Rust prints its `Debug` text, which has both.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -292,17 +292,22 @@ impl fmt::Display for Error {
     }
 }
 
+/// Prints what `main` shows if it returns the error: the message, its kind, the cause, and what to do. `{:#?}` prints the
+/// fields.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut debug = f.debug_struct("Error");
-        debug.field("kind", &self.0.kind).field("message", &self.0.message);
-        if !self.0.help.is_empty() {
-            debug.field("help", &self.0.help);
+        let Inner { kind, message, help, source, .. } = &*self.0;
+        if f.alternate() {
+            let source = source.as_ref().map(ToString::to_string);
+            let mut fields = f.debug_struct("Error");
+            fields.field("kind", kind).field("message", message).field("help", help);
+            return fields.field("source", &source).finish_non_exhaustive();
         }
-        if let Some(source) = &self.0.source {
-            debug.field("source", &source.to_string());
+        write!(f, "{message} ({kind})")?;
+        if let Some(source) = source.as_ref().map(ToString::to_string).filter(|source| !message.contains(source)) {
+            write!(f, "\n  cause: {source}")?;
         }
-        debug.finish()
+        help.iter().try_for_each(|help| write!(f, "\n  help: {help}"))
     }
 }
 
@@ -510,5 +515,14 @@ mod tests {
         for text in [error.to_string(), error.help().concat(), fault.message, fault.help.unwrap()] {
             assert_eq!(text, "\u{fffd}[2J\u{fffd}\u{fffd}");
         }
+    }
+
+    #[test]
+    fn main_prints_the_message_and_what_to_do() {
+        let source = std::io::Error::other("the file is gone");
+        let error = Error::invalid("`x` is no store").with_source(source).with_help("try `mem:`");
+        let printed = "`x` is no store (invalid)\n  cause: the file is gone\n  help: try `mem:`";
+        assert_eq!(format!("{error:?}"), printed);
+        assert!(format!("{error:#?}").starts_with("Error {\n    kind: Invalid,"), "{error:#?}");
     }
 }
