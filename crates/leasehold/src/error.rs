@@ -304,7 +304,9 @@ impl fmt::Debug for Error {
             return fields.field("source", &source).finish_non_exhaustive();
         }
         write!(f, "{message} ({kind})")?;
-        if let Some(source) = source.as_ref().map(ToString::to_string).filter(|source| !message.contains(source)) {
+        if let Some(source) =
+            source.as_ref().map(ToString::to_string).filter(|source| !message.contains(source))
+        {
             write!(f, "\n  cause: {source}")?;
         }
         help.iter().try_for_each(|help| write!(f, "\n  help: {help}"))

@@ -57,6 +57,12 @@ impl Kind {
         }
     }
 
+    /// Returns the error for a store that does not keep their number.
+    pub(crate) fn not_kept(self, store: &str) -> Error {
+        Error::unsupported(format!("{store} does not keep the number of {}", self.counted()))
+            .with_help("docs/semaphores.md lists the stores that do")
+    }
+
     /// Returns the permit below `name` with this number.
     fn permit(self, name: &LockName, number: usize) -> Result<LockName> {
         Ok(LockName::new(format!("{name}/{}-{number}", self.as_str()))?)

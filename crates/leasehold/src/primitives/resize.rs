@@ -26,9 +26,7 @@ pub(crate) async fn resize(lock: &Lock, kind: Kind, size: usize) -> Result<u64> 
     let name = lock.checked()?;
     let capabilities = lock.locker().capabilities();
     if !capabilities.sizes {
-        let (what, store) = (kind.counted(), capabilities.store);
-        return Err(Error::unsupported(format!("{store} does not keep the number of {what}"))
-            .with_help("docs/semaphores.md lists the stores that do"));
+        return Err(kind.not_kept(capabilities.store));
     }
     let (first, size) = (kind.first(&name)?, size as u64);
     let Some(before) = lock.locker().inspect(&first).await?.size else {

@@ -251,8 +251,9 @@ impl RwLock {
         let capabilities = self.lock.locker().capabilities();
         // Without this, an exclusive acquisition by a smaller number would not exclude all readers.
         if readers != Self::DEFAULT_READERS && !capabilities.sizes {
-            let (store, usual) = (capabilities.store, Self::DEFAULT_READERS);
-            return Err(Error::unsupported(format!("{store} does not keep the number of readers"))
+            let usual = Self::DEFAULT_READERS;
+            return Err(Kind::Shared
+                .not_kept(capabilities.store)
                 .with_help(format!("a readers-writer lock there has {usual} readers")));
         }
         Ok(Permits::new(&self.lock, Kind::Shared, readers)?.gated())

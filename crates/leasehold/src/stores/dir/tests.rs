@@ -175,7 +175,10 @@ async fn requests_to_a_file_server_that_hangs_end_in_time() {
         })
     });
     let (ran, late_ran) = tokio::sync::oneshot::channel();
-    let late = register.run(move |_| Ok(ran.send(()).unwrap()));
+    let late = register.run(move |_| {
+        ran.send(()).unwrap();
+        Ok(())
+    });
     for ended in futures_util::future::join_all(hung.map(FutureExt::boxed).chain([late.boxed()])).await {
         let error = ended.unwrap_err();
         assert!(matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
