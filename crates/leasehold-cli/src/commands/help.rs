@@ -3,11 +3,10 @@
 use std::fmt::Write as _;
 
 use clap::error::{ContextKind, ContextValue};
-use clap::{CommandFactory as _, Parser as _};
 use leasehold::stores::STORES;
 use leasehold::url::UrlOption;
 
-use crate::args::{Cli, HelpArgs};
+use crate::args::{Cli, HelpArgs, command};
 use crate::exit::Failure;
 use crate::output::print;
 
@@ -25,7 +24,7 @@ pub(super) const TOPICS: [Topic; 3] = [
 ];
 
 pub(super) fn help(args: &HelpArgs) -> Result<u8, Failure> {
-    let mut command = Cli::command();
+    let mut command = command();
     command.build();
     let Some(wanted) = &args.topic else {
         print(&command.render_help().to_string())?;
@@ -36,7 +35,7 @@ pub(super) fn help(args: &HelpArgs) -> Result<u8, Failure> {
         return Ok(0);
     }
     if let Some(subcommand) = command.find_subcommand_mut(wanted) {
-        print(&subcommand.render_help().to_string())?;
+        print(&subcommand.render_long_help().to_string())?;
         return Ok(0);
     }
     let topics: Vec<&str> = TOPICS.iter().map(|topic| topic.name).collect();
@@ -46,7 +45,7 @@ pub(super) fn help(args: &HelpArgs) -> Result<u8, Failure> {
 
 /// Adds to `failure` the similar subcommands that the argument parser suggests.
 pub(super) fn suggested(wanted: &str, failure: Failure) -> Failure {
-    let error = Cli::try_parse_from(["leasehold", wanted]).err();
+    let error = Cli::parse_words(["leasehold", wanted]).err();
     match error.as_ref().and_then(|error| error.get(ContextKind::SuggestedSubcommand)) {
         Some(ContextValue::Strings(subcommands)) if !subcommands.is_empty() => {
             failure.with_help(format!("a similar subcommand exists: {}", subcommands.join(", ")))

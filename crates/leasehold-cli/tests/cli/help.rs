@@ -63,6 +63,65 @@ fn every_subcommand_has_help() {
     assert!(!top.contains("__"), "what is for us alone is not shown: {top}");
 }
 
+#[test]
+fn the_short_help_of_run_is_short() {
+    let help = Sandbox::new().run("run -h").expect(0).stdout;
+    assert!(help.lines().count() <= 60, "{} lines: {help}", help.lines().count());
+    assert!(help.lines().all(|line| line.chars().count() <= 80), "{help}");
+    let places: Vec<usize> = [
+        "[LOCK]",
+        "<CMD>",
+        "--try",
+        "--wait",
+        "--ttl",
+        "--max-hold",
+        "Waiting:",
+        "The command and its end:",
+        "Several holders:",
+        "Tickets:",
+        "Reporting:",
+        "Examples:",
+    ]
+    .iter()
+    .map(|word| help.find(word).expect(word))
+    .collect();
+    assert!(places.is_sorted(), "{places:?} {help}");
+}
+
+#[test]
+fn words_of_other_tools_lead_to_ours() {
+    let sandbox = Sandbox::new();
+    for (line, help) in [
+        (
+            "run x --timeout 5m -- true",
+            "--wait limits the wait for the lock, and --max-hold how long it is held",
+        ),
+        (
+            "run x --timeout=5m -- true",
+            "--wait limits the wait for the lock, and --max-hold how long it is held",
+        ),
+        ("run x --per 1h -- true", "to run a command once per period: leasehold once LOCK --per 12h -- CMD"),
+        ("run x --nonblock -- true", "use --try"),
+        ("list", "to list locks: leasehold ls"),
+        ("status x", "to see one lock: leasehold show LOCK; to see all: leasehold ls"),
+        ("lock x", "leasehold run LOCK -- CMD; to hold it across commands: leasehold acquire LOCK"),
+        ("unlock x", "leasehold release; to end the hold of a process: leasehold evict LOCK --token N"),
+        ("force-unlock x", "leasehold evict LOCK --token N, with the token from leasehold show LOCK"),
+        ("shwo x", "a similar subcommand exists: 'show'"),
+        ("run x --max-hodl 1h -- true", "a similar argument exists: '--max-hold'"),
+    ] {
+        let refused = sandbox.run(line).expect(2);
+        assert!(refused.stderr.contains(help), "{line}: {refused:?}");
+        assert!(
+            !refused.stderr.contains("'--store-timeout'"),
+            "what the parser suggests is replaced: {refused:?}"
+        );
+        let json = sandbox.run(&format!("--json {line}")).expect(2);
+        assert!(json.stderr.contains(&help.replace('"', "\\\"")), "{line}: {json:?}");
+    }
+    assert!(!sandbox.path("state").exists());
+}
+
 /// Compares the help of each subcommand and topic with `tests/help`, so that reviewers see every change.
 #[test]
 #[cfg(feature = "all-stores")] // With fewer stores, `help stores` differs.
