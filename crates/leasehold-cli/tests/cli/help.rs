@@ -132,6 +132,7 @@ fn every_help_text_is_the_one_that_was_reviewed() {
     let update = std::env::var_os(UPDATE).is_some();
     let pages = SUBCOMMANDS.iter().chain(&["exit-codes", "environment", "stores"]);
     let pages = pages.map(|page| ((*page).to_owned(), format!("help {page}")));
+    let pages = pages.chain([("run-short".to_owned(), "run -h".to_owned())]);
     let mut wrong = String::new();
     for (page, words) in std::iter::once(("leasehold".to_owned(), "--help".to_owned())).chain(pages) {
         let file = folder.join(format!("{page}.txt"));
@@ -190,6 +191,10 @@ fn the_topics_cover_every_code_flag_and_store() {
         assert!(environment.contains(&format!("LEASEHOLD_{name}")), "{name}");
     }
     let stores = sandbox.run("help stores").expect(0).stdout;
+    for text in [codes, environment, stores.clone()] {
+        let long = text.lines().find(|line| line.chars().count() > 80 && line.trim().contains(' '));
+        assert_eq!(long, None);
+    }
     assert!(stores.contains("sqlite:") && stores.contains("s3://") && stores.contains("mem:"), "{stores}");
 }
 
