@@ -186,14 +186,14 @@ OpenTelemetry: see docs/observability.md. This needs the cargo feature otlp.
 
 fn stores() -> String {
     let mut text = String::from(
-        "A store is a URL, or an alias from config.toml (see `leasehold help environment`).\n\n",
+        "A store is a URL, or an alias from config.toml (`leasehold help environment`).\n\n",
     );
     let mut previous = Vec::new();
     for store in STORES {
         let _ = writeln!(text, "  {}", store.example);
-        text.push_str(&wrapped(&format!("{}: {}", store.name, store.can)));
+        text.push_str(&wrapped(6, &format!("{}: {}", store.name, store.can)));
         if let Some(feature) = store.feature.filter(|_| !store.is_built_in()) {
-            text.push_str(&wrapped(&format!("not in this build: it needs the cargo feature {feature}")));
+            text.push_str(&wrapped(6, &format!("not in this build: it needs the cargo feature {feature}")));
         }
         let options: Vec<_> = store.options().map(described).collect();
         let options = match options == previous {
@@ -234,20 +234,20 @@ https and http, set LEASEHOLD_HTTP_TOKEN to an access token of the server.
 fn described(option: &UrlOption) -> String {
     let UrlOption { name, default, help, .. } = option;
     let text = format!("{} (default: {})", help.replace('`', ""), default.replace('`', ""));
-    format!("    {name}={}\n{}", option.values(), wrapped(&text))
+    format!("    {name}={}\n{}", option.values(), wrapped(8, &text))
 }
 
-/// Returns `text` in lines of at most 80 columns, with an indent.
-fn wrapped(text: &str) -> String {
-    const INDENT: &str = "        ";
-    let mut lines = vec![INDENT.to_owned()];
+/// Returns `text` in lines of at most 80 columns that begin with `indent` spaces.
+fn wrapped(indent: usize, text: &str) -> String {
+    let indent = " ".repeat(indent);
+    let mut lines = vec![indent.clone()];
     for word in text.split(' ') {
         match lines.last_mut() {
             Some(line) if line.len() + word.len() < 80 => {
-                line.push_str(if line.len() > INDENT.len() { " " } else { "" });
+                line.push_str(if line.len() > indent.len() { " " } else { "" });
                 line.push_str(word);
             }
-            _ => lines.push(format!("{INDENT}{word}")),
+            _ => lines.push(format!("{indent}{word}")),
         }
     }
     lines.join("\n") + "\n"
