@@ -21,9 +21,8 @@ pub(crate) fn announce(store: &Store, output: &Output) {
         return;
     }
     output.warning(
-        "no store is chosen: the locks are in a file of this user, and exclude no other user and no other machine. \
-Choose a store with -s or LEASEHOLD_STORE (see `leasehold help stores`); LEASEHOLD_STORE=sqlite: keeps this one. This \
-warning comes once",
+        "no store is chosen, so the locks exclude no other user and no other machine. Name one with -s or \
+LEASEHOLD_STORE; LEASEHOLD_STORE=sqlite: keeps this one. This warning comes once",
     );
 }
 

@@ -3,6 +3,8 @@
 use clap::Error;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
+const RUN: &str = "to run a command under a lock: leasehold run LOCK -- CMD";
+
 /// Options of other tools, and what to use instead.
 const OPTIONS: [(&[&str], &str); 9] = [
     (
@@ -42,7 +44,7 @@ const SUBCOMMANDS: [(&[&str], &str); 12] = [
         "to end the hold of a process: leasehold evict LOCK --token N, with the token from leasehold show LOCK",
     ),
     (&["watch", "monitor", "top"], "to see locks as they change: leasehold ls --watch"),
-    (&["exec", "with"], "to run a command under a lock: leasehold run LOCK -- CMD"),
+    (&["exec", "with"], RUN),
     (&["cron", "job"], "to run a command once per period: leasehold once LOCK --per 12h -- CMD"),
     (&["leader", "campaign", "lead"], "to run a command while leading: leasehold elect NAME -- CMD"),
     (
@@ -58,6 +60,8 @@ pub(crate) fn suggest(error: &mut Error) {
     if let Some(help) = help(error) {
         error.remove(ContextKind::SuggestedArg);
         error.remove(ContextKind::SuggestedSubcommand);
+        // It contains the option that the parser suggested.
+        error.remove(ContextKind::Usage);
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![help.to_owned().into()]));
     }
 }
@@ -70,7 +74,12 @@ fn help(error: &Error) -> Option<&'static str> {
     };
     const DASHES: &str = "put `--` before the command, as in: leasehold run deploy/prod -- ./deploy.sh";
     match error.kind() {
-        ErrorKind::InvalidSubcommand => instead(&SUBCOMMANDS, &text(ContextKind::InvalidSubcommand)),
+        ErrorKind::InvalidSubcommand => {
+            instead(&SUBCOMMANDS, &text(ContextKind::InvalidSubcommand)).or_else(|| {
+                // Probably the name of a lock.
+                error.get(ContextKind::SuggestedSubcommand).is_none().then_some(RUN)
+            })
+        }
         // A word that is no option, of a subcommand that takes a command after `--`.
         ErrorKind::UnknownArgument if !argument.starts_with('-') => {
             usage.contains("-- <CMD>").then_some(DASHES)
@@ -81,6 +90,9 @@ fn help(error: &Error) -> Option<&'static str> {
             if argument.starts_with("<CMD>") && usage.contains("<LOCK>... -- <CMD>") =>
         {
             Some(DASHES)
+        }
+        ErrorKind::MissingRequiredArgument if argument.contains("--token") => {
+            Some("the token of the holder is in leasehold show LOCK")
         }
         _ => None,
     }

@@ -185,9 +185,8 @@ OpenTelemetry: see docs/observability.md. This needs the cargo feature otlp.
 ";
 
 fn stores() -> String {
-    let mut text = String::from(
-        "A store is a URL, or an alias from config.toml (`leasehold help environment`).\n\n",
-    );
+    let mut text =
+        String::from("A store is a URL, or an alias from config.toml (`leasehold help environment`).\n\n");
     let mut previous = Vec::new();
     for store in STORES {
         let _ = writeln!(text, "  {}", store.example);

@@ -149,11 +149,14 @@ pub(crate) fn table(locks: &[Status], width: Option<usize>, colors: bool) -> Str
         rows.push([
             status.name.to_string(),
             StateView::of(&status.state).as_str().to_owned(),
-            held.and_then(held_and_limit).unwrap_or_else(dash),
+            held.filter(|held| !held.in_cooldown).and_then(held_and_limit).unwrap_or_else(dash),
             held.and_then(|held| held.lapses_within)
                 .map_or_else(dash, |left| format!("<= {}", span_up(left))),
             if status.waiters.is_empty() { dash() } else { status.waiters.len().to_string() },
-            held.map_or_else(dash, holder),
+            held.map_or_else(dash, |held| match &held.last_holder {
+                Some(last) if held.in_cooldown => format!("after {last}"),
+                _ => holder(held),
+            }),
         ]);
     }
     let text = aligned(&rows);
@@ -197,7 +200,14 @@ pub(crate) fn lock(status: &Status, state: Option<&str>) -> String {
     let mut rows = vec![["lock", status.name.as_str()].map(str::to_owned)];
     let mut row = |key: &str, value: String| rows.push([key.to_owned(), value]);
     row("state", state.unwrap_or(StateView::of(&status.state).as_str()).to_owned());
-    if let Some(held) = status.state.holder() {
+    if let Some(held) = status.state.holder().filter(|held| held.in_cooldown) {
+        if let Some(last) = &held.last_holder {
+            row("after", last.to_string());
+        }
+        if let Some(left) = held.lapses_within {
+            row("ends in", format!("<= {}", span_up(left)));
+        }
+    } else if let Some(held) = status.state.holder() {
         row("holder", holder(held));
         if let Some(value) = held.holder.as_ref().and_then(|holder| holder.value.as_deref()) {
             row("value", printable(value, Election::MAX_VALUE));

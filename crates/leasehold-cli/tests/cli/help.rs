@@ -107,6 +107,9 @@ fn words_of_other_tools_lead_to_ours() {
         ("lock x", "leasehold run LOCK -- CMD; to hold it across commands: leasehold acquire LOCK"),
         ("unlock x", "leasehold release; to end the hold of a process: leasehold evict LOCK --token N"),
         ("force-unlock x", "leasehold evict LOCK --token N, with the token from leasehold show LOCK"),
+        ("deploy/prod -- make", "to run a command under a lock: leasehold run LOCK -- CMD"),
+        ("evict x", "the token of the holder is in leasehold show LOCK"),
+        ("release deploy/prod", "leasehold evict LOCK --token N"),
         ("shwo x", "a similar subcommand exists: 'show'"),
         ("run x --max-hodl 1h -- true", "a similar argument exists: '--max-hold'"),
     ] {

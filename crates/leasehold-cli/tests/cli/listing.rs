@@ -110,6 +110,10 @@ fn ls_filters_by_state_and_counts_waiters() {
     assert_eq!(names("--state held,lapsed"), ["deploy/prod"]);
     assert_eq!(names("--state held --state cooldown"), ["deploy/prod", "nightly"]);
     assert_eq!(names("--state free deploy/"), ["deploy/test"]);
+    let cooldown = sandbox.run("ls nightly").expect(0).stdout;
+    assert!(cooldown.contains("  after tester@"), "{cooldown}");
+    let cooldown = sandbox.run("show nightly").expect(0).stdout;
+    assert!(cooldown.contains("\nafter    tester@") && cooldown.contains("\nends in  <= 1h\n"), "{cooldown}");
     let none = sandbox.run("ls --state lapsed").expect(0);
     assert_eq!((&*none.stdout, &*none.stderr), ("", "no locks are lapsed\n"));
     let wrong = sandbox.run("ls --state busy").expect(2);
@@ -167,6 +171,8 @@ fn init_makes_the_store() {
     assert!(sandbox.run(&format!("-s {url} init")).expect(0).stdout.contains("ready"));
     assert!(sandbox.path("new.db").exists());
     sandbox.run(&format!("-s {url} init")).expect(0);
+    let unmounted = sandbox.run("-s dir:mnt/locks init").expect(125);
+    assert!(unmounted.stderr.contains("help: create the folder above it"), "{unmounted:?}");
 }
 
 #[test]

@@ -132,7 +132,7 @@ fn the_json_variable_applies_to_early_errors() {
 
 #[test]
 fn the_default_store_is_announced_once_if_nobody_has_chosen_it() {
-    const WARNING: &str = "warning: no store is chosen: ";
+    const WARNING: &str = "warning: no store is chosen, ";
     let said = |sandbox: &Sandbox, words: &str, store: Option<&str>| {
         let mut command = sandbox.leasehold(words.split_whitespace());
         command.envs(store.map(|store| ("LEASEHOLD_STORE", store)));
