@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use clap::ValueEnum as _;
 use leasehold::lease::{Claim, Ttl};
-use leasehold::{Due, Error, ErrorKind, Guard, HolderInfo, Lock, LockName, Locker};
+use leasehold::{Due, Error, ErrorKind, Guard, Holder, HolderInfo, Lock, LockName, Locker};
 
-use crate::args::{ClaimArgs, OnDeadlock, duration};
+use crate::args::{ClaimArgs, ClientArgs, OnDeadlock, duration};
 use crate::config::{Settings, Store};
 use crate::context::{Note, clock, store_flag};
 use crate::exit::{FAILED, Failure, HELD, TIMED_OUT};
@@ -51,7 +51,7 @@ impl Request {
     pub(crate) fn new(
         settings: &Settings,
         names: Names,
-        claim: &ClaimArgs,
+        (claim, client): (&ClaimArgs, &ClientArgs),
         (ttl, max_hold): (Option<Duration>, Option<Duration>),
         note: Note,
         (subcommand, suffix): (&'static str, &'static str),
@@ -68,13 +68,13 @@ impl Request {
             max_hold: settings.pick(max_hold, "max-hold", duration)?.filter(|limit| !limit.is_zero()),
             wait_policy: wait_policy(settings, claim)?,
             conflict_code: settings.pick(claim.conflict_exit_code, "conflict-exit-code", code)?,
-            owner: settings.pick(claim.holder.owner.clone(), "owner", text)?,
-            note: match settings.pick(claim.holder.note.clone(), "note", text)? {
+            owner: settings.pick(client.holder.owner.clone(), "owner", text)?,
+            note: match settings.pick(client.holder.note.clone(), "note", text)? {
                 None => note.name,
                 Some(wanted) if wanted == COMMAND_LINE => note.command_line,
                 Some(wanted) => wanted,
             },
-            store_timeout: settings.pick(claim.timeout.store_timeout, "store-timeout", duration)?,
+            store_timeout: settings.pick(client.timeout.store_timeout, "store-timeout", duration)?,
             subcommand,
             suffix,
             for_ticket: false,
@@ -222,7 +222,7 @@ impl Request {
                         // Allow time to leave the line of waiters. Otherwise other processes wait for this one.
                         clock(locker).sleep(CANCEL_TIMEOUT).await;
                     }
-                    Err(self.failure(error, store))
+                    Err(self.failure(error, progress.now(), store, locker))
                 }
             },
             signal = signals.next_ending() => {
@@ -261,10 +261,13 @@ impl Request {
         }
     }
 
-    /// Returns the failure for an acquisition that returned `error`.
-    fn failure(&self, error: Error, store: &Store) -> Failure {
+    /// Returns the failure for an acquisition that returned `error`. `now` is the holder that a waiter has seen last.
+    fn failure(&self, error: Error, now: Option<HolderInfo>, store: &Store, locker: &Locker) -> Failure {
         match (error.holder(), self.wait_policy) {
-            (Some(held), _) => self.held(held, &error, store),
+            (Some(held), _) => {
+                let now = now.filter(|now| now.token == held.token && now.in_cooldown == held.in_cooldown);
+                self.held(&now.unwrap_or_else(|| held.clone()), &error, store, locker)
+            }
             (None, WaitPolicy::Within(_)) if error.kind() == ErrorKind::Unavailable => {
                 self.no_holder_seen(&error)
             }
@@ -287,21 +290,15 @@ impl Request {
     }
 
     /// Returns the failure for a held lock, with the holder and what the user can do.
-    fn held(&self, held: &HolderInfo, error: &Error, store: &Store) -> Failure {
+    fn held(&self, held: &HolderInfo, error: &Error, store: &Store, locker: &Locker) -> Failure {
         let (code, kind) =
             if self.wait_policy == WaitPolicy::Try { (HELD, "held") } else { (TIMED_OUT, "timed_out") };
         let code = self.conflict_code.unwrap_or(code);
-        let mut message = match (self.mode, held.token) {
-            // If there can be several holders, the message of the library lists all of them. Of several locks, it names
-            // the one that is held.
-            (Mode::Permit(_) | Mode::Shared(_) | Mode::Exclusive(_), _)
-                if error.kind() == ErrorKind::Held =>
-            {
-                error.to_string()
-            }
-            _ if self.names.are_several() => error.to_string(),
-            (_, Some(token)) => format!("{}, token {token}", self.held_by(held)),
-            (_, None) => self.held_by(held),
+        let mut message = match (self.mode, self.names.others()) {
+            // The library's message has the same words, but not for how long the lock is held.
+            (Mode::Lock, []) => self.held_by(held),
+            // If there can be several holders, it lists all of them. Of several locks, it names the one that is held.
+            _ => error.to_string(),
         };
         if let WaitPolicy::Within(limit) = self.wait_policy {
             message = format!("{message}; timed out after {}", human::span(limit));
@@ -310,18 +307,32 @@ impl Request {
         if self.names.iter().any(|name| is_held_by_parent(name, self.mode, held)) {
             return failure.with_help(format!("{HELD_BY_PARENT}; remove the inner run, or use another lock"));
         }
-        self.with_help(failure, held, error, store)
+        let dies_visibly = locker.capabilities().sees_dead_processes && is_on_this_host(held);
+        self.with_help(failure, held, error, (store, dies_visibly))
     }
 
     fn held_by(&self, held: &HolderInfo) -> String {
-        if held.in_cooldown {
-            return format!("lock `{}` is in its cooldown", self.names);
+        let mut message = match held.in_cooldown {
+            true => format!("lock `{}` is in its cooldown", self.names),
+            false => format!("lock `{}` is held by {}", self.names, human::holder(held)),
+        };
+        if let Some(time) = held.held_for.filter(|_| !held.in_cooldown) {
+            message.push_str(&format!(" for {}", human::span(time)));
         }
-        format!("lock `{}` is held by {}", self.names, human::short_holder(held))
+        if let Some(token) = held.token {
+            message.push_str(&format!(", token {token}"));
+        }
+        message
     }
 
-    /// Adds help about `held`.
-    fn with_help(&self, failure: Failure, held: &HolderInfo, error: &Error, store: &Store) -> Failure {
+    /// Adds help about `held`. `dies_visibly` says whether the store would know that the holder has died.
+    fn with_help(
+        &self,
+        failure: Failure,
+        held: &HolderInfo,
+        error: &Error,
+        (store, dies_visibly): (&Store, bool),
+    ) -> Failure {
         let (lock, flag) = (self.names.as_arguments(), store_flag(store));
         let longer = match self.wait_policy {
             WaitPolicy::Within(limit) => {
@@ -336,17 +347,19 @@ impl Request {
         let mut failure = failure.with_help(format!("{longer}{} {lock}{}", self.mode, self.suffix));
         failure.help.extend(error.help().iter().filter(|_| held.lapses_within.is_none()).cloned());
         if let Some(left) = held.lapses_within {
-            let left = left.as_millis().div_ceil(1_000);
+            let left = human::span_up(left);
             let help = if held.in_cooldown {
-                format!("the cooldown ends in <= {left}s")
+                format!("the cooldown ends in <= {left}")
             } else if held.reserved {
                 format!(
-                    "if that process does not take the lock, it is reserved for <= {left}s more; --barge ignores this"
+                    "if that process does not take the lock, it is reserved for <= {left} more; --barge ignores this"
                 )
             } else if held.is_by_ticket() {
-                format!("a ticket holds the lock; the lease ends in <= {left}s unless the ticket is renewed")
+                format!("a ticket holds the lock; the lease ends in <= {left} unless the ticket is renewed")
+            } else if dies_visibly {
+                "that process is alive on this machine; when it ends, the lock is free at once".to_owned()
             } else {
-                format!("if that process is dead, the lease ends in <= {left}s")
+                format!("if that process is dead, the lease ends in <= {left}")
             };
             failure = failure.with_help(help);
         }
@@ -363,6 +376,12 @@ impl Request {
         }
         failure
     }
+}
+
+/// Returns whether a process of this host holds the lock. Containers have host names of their own.
+fn is_on_this_host(held: &HolderInfo) -> bool {
+    let this = Holder::this_process();
+    held.holder.as_ref().is_some_and(|holder| holder.pid != 0 && holder.host == this.host)
 }
 
 /// Returns how long opening the store may take if the wait for a lock may take `wait`.

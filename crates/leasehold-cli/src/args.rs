@@ -1,5 +1,6 @@
 //! The command line. This one definition drives parsing, help, the man page and completions.
 
+mod groups;
 mod objects;
 mod running;
 #[cfg(feature = "serve")]
@@ -11,12 +12,16 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::NonEmptyStringValueParser;
+use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, ValueEnum, ValueHint};
 use clap_complete::engine::ArgValueCompleter;
+use leasehold::view::StateView;
 
+pub(crate) use self::groups::command;
 pub(crate) use self::objects::{ObjectArgs, PutArgs, UpdateArgs};
-pub(crate) use self::running::{CommandArgs, ElectArgs, IN_VARIABLE, OnExit, OnLost, OnceArgs, RunArgs};
+pub(crate) use self::running::{
+    CommandArgs, ElectArgs, IN_VARIABLE, OnExit, OnLost, OnceArgs, ReportArgs, RunArgs,
+};
 #[cfg(feature = "serve")]
 pub(crate) use self::serving::{ServeArgs, Ui};
 #[cfg(feature = "serve")]
@@ -30,7 +35,7 @@ use crate::mode::Mode;
     name = "leasehold",
     version,
     disable_help_subcommand = true,
-    max_term_width = 100,
+    max_term_width = 80,
     after_help = "Examples:
   leasehold run deploy/prod -- make deploy
   leasehold run --try nightly -- ./report.sh
@@ -39,8 +44,11 @@ use crate::mode::Mode;
   leasehold update s3://my-bucket/counter.json -- jq '.n += 1'
   leasehold ls
 
-Most options can also be set in the environment or in config.toml: see `leasehold help environment`.
-For exit codes, see `leasehold help exit-codes`. For store URLs, see `leasehold help stores`."
+More:
+  leasehold help COMMAND        everything about a command
+  leasehold help environment    variables, and config.toml
+  leasehold help exit-codes
+  leasehold help stores         store URLs, and their options"
 )]
 pub(crate) struct Cli {
     #[command(flatten)]
@@ -49,24 +57,27 @@ pub(crate) struct Cli {
     pub(crate) subcommand: Subcommand,
 }
 
-/// The options of every subcommand.
+/// The options of every subcommand. They come last among the options without a group.
 #[derive(Clone, Debug, Default, Args)]
-#[command(next_help_heading = "Common options")]
 pub(crate) struct Common {
-    /// Store of the locks: a URL, or an alias from config.toml [default: sqlite:]
-    #[arg(short, long, global = true, value_name = "URL|ALIAS", value_parser = NonEmptyStringValueParser::new())]
+    /// URL, or alias in config.toml [default: sqlite:]
+    #[arg(short, long, global = true, display_order = 900, value_name = "URL|ALIAS", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) store: Option<String>,
-    /// Print JSON: results to stdout, errors and progress to stderr
-    #[arg(long, global = true)]
+    /// Print results, errors and progress as JSON
+    ///
+    /// Results go to stdout, errors and progress to stderr.
+    #[arg(long, global = true, display_order = 901)]
     pub(crate) json: bool,
     /// Print only results and errors
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, display_order = 902)]
     pub(crate) quiet: bool,
     /// Log to stderr; -vv logs more
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    #[arg(short, long, global = true, display_order = 903, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
-    /// When to use colors and a spinner; NO_COLOR is respected [default: auto]
-    #[arg(long, global = true, value_name = "WHEN")]
+    /// Colors: auto, always or never [default: auto]
+    ///
+    /// auto: on a terminal, unless NO_COLOR is set. Also for the spinner.
+    #[arg(long, global = true, display_order = 904, hide_possible_values = true, value_name = "WHEN")]
     pub(crate) color: Option<ColorChoice>,
 }
 
@@ -112,15 +123,15 @@ pub(crate) enum Subcommand {
     Resize(ResizeArgs),
     /// Delete the records of locks that have been free for a long time
     Sweep(SweepArgs),
-    /// Replace the content of an object with the output of a command; retry on a conflict
+    /// Replace an object by the output of a command; retry on a conflict
     Update(UpdateArgs),
     /// Write an object unless a higher token has already written it
     Put(PutArgs),
-    /// Run Terraform or OpenTofu with its state in the store, under the lock NAME
+    /// Run Terraform or OpenTofu on a state in the store
     #[cfg(feature = "serve")]
     #[command(visible_alias = "tofu")]
     Terraform(TerraformArgs),
-    /// Hold locks for a client in another language, over stdin and stdout
+    /// Hold locks for a client library, over stdin and stdout
     #[command(
         after_help = "For programs: a client library starts the agent and exchanges lines of JSON with it. \
 docs/agent.md describes the protocol. The agent exits when its stdin is closed."
@@ -131,13 +142,13 @@ docs/agent.md describes the protocol. The agent exits when its stdin is closed."
     Serve(ServeArgs),
     /// Create what the store needs: a folder or a table
     Init,
-    /// Check whether the store is safe for locks, and explain how to fix what is not
+    /// Check whether the store is safe for locks, and what to fix
     Doctor(DoctorArgs),
     /// Print a shell completion script
     Completions(CompletionsArgs),
     /// Print the manual page in roff format
     Man(ManArgs),
-    /// Print help for a subcommand or for a topic: exit-codes, environment, stores
+    /// Print help for a subcommand, or: exit-codes, environment, stores
     Help(HelpArgs),
 }
 
@@ -145,17 +156,23 @@ docs/agent.md describes the protocol. The agent exits when its stdin is closed."
 // description.
 #[derive(Debug, Args)]
 pub(crate) struct ModeArgs {
-    /// Acquire one of N permits: LOCK has at most N holders at a time
-    #[arg(long, value_name = "N", conflicts_with = "reading", value_parser = clap::value_parser!(u8).range(1..=MAX_PERMITS))]
+    /// Acquire one of N permits: at most N holders at a time
+    #[arg(long, help_heading = SHARING, value_name = "N", conflicts_with = "reading", value_parser = clap::value_parser!(u8).range(1..=MAX_PERMITS))]
     pub(crate) permits: Option<u8>,
-    /// Acquire LOCK as a reader: at most eight --shared holders at a time, and no --exclusive holder
-    #[arg(long, group = "reading")]
+    /// Acquire LOCK as one of at most eight readers
+    ///
+    /// At most eight --shared holders at a time, and no --exclusive holder.
+    #[arg(long, help_heading = SHARING, group = "reading")]
     pub(crate) shared: bool,
-    /// Acquire LOCK as a writer: no other --exclusive or --shared holder
-    #[arg(long, group = "reading")]
+    /// Acquire LOCK as the only writer, without readers
+    ///
+    /// There is no other --exclusive or --shared holder.
+    #[arg(long, help_heading = SHARING, group = "reading")]
     pub(crate) exclusive: bool,
-    /// With --shared or --exclusive: LOCK has at most N --shared holders at a time [default: 8]
-    #[arg(long, value_name = "N", requires = "reading", value_parser = clap::value_parser!(u8).range(1..=MAX_READERS))]
+    /// The limit for --shared and --exclusive [default: 8]
+    ///
+    /// At most N readers at a time.
+    #[arg(long, help_heading = SHARING, value_name = "N", requires = "reading", value_parser = clap::value_parser!(u8).range(1..=MAX_READERS))]
     pub(crate) readers: Option<u8>,
 }
 
@@ -181,23 +198,27 @@ pub(crate) struct ClaimArgs {
     /// Do not wait: exit with 123 if the lock is held
     #[arg(short = 'n', long = "try", conflicts_with = "wait")]
     pub(crate) try_once: bool,
-    /// Wait at most this long, then exit with 124; 0s means --try [default: no limit]
+    /// Wait at most this long, then exit with 124
+    ///
+    /// 0s means --try [default: no limit].
     #[arg(short, long, value_name = "DURATION", value_parser = duration)]
     pub(crate) wait: Option<Duration>,
-    /// Take the lock as soon as it is free, even if other processes have waited for longer
-    #[arg(long)]
+    /// Take the lock out of turn
+    ///
+    /// As soon as it is free, even if other processes have waited for longer.
+    #[arg(long, help_heading = WAITING)]
     pub(crate) barge: bool,
-    /// What to do in a cycle of waiters: this run holds a lock for which another waits, and the other holds LOCK
-    /// [default: fail]
-    #[arg(long, value_name = "ACTION")]
+    /// In a deadlock, fail (default) or wait
+    ///
+    /// In a deadlock, this run holds a lock for which another waits, and the other holds LOCK. With fail, the run that
+    /// got its other lock last exits with 120.
+    #[arg(long, help_heading = WAITING, hide_possible_values = true, value_name = "ACTION")]
     pub(crate) on_deadlock: Option<OnDeadlock>,
-    /// Exit with N instead of 123 or 124; with 0 and --quiet, also print no error
-    #[arg(short = 'E', long, value_name = "N")]
+    /// Exit with N instead of 123 or 124
+    ///
+    /// With 0 and --quiet, leasehold also prints no error.
+    #[arg(short = 'E', long, help_heading = WAITING, value_name = "N")]
     pub(crate) conflict_exit_code: Option<u8>,
-    #[command(flatten)]
-    pub(crate) timeout: TimeoutArgs,
-    #[command(flatten)]
-    pub(crate) holder: HolderArgs,
 }
 
 /// What a run does that is in a cycle of waiters.
@@ -210,31 +231,52 @@ pub(crate) enum OnDeadlock {
     Wait,
 }
 
+// How this process appears to the others, and how long the store may take to respond.
+#[derive(Debug, Default, Args)]
+pub(crate) struct ClientArgs {
+    #[command(flatten)]
+    pub(crate) holder: HolderArgs,
+    #[command(flatten)]
+    pub(crate) timeout: TimeoutArgs,
+}
+
 // How long a store may take to respond.
 #[derive(Debug, Default, Args)]
 pub(crate) struct TimeoutArgs {
-    /// Exit with 125 if the store does not respond for this long [default: 15s]
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    /// Give up on a silent store [default: 15s]
+    ///
+    /// Exits with 125 if the store does not respond for this long.
+    #[arg(long, help_heading = WAITING, value_name = "DURATION", value_parser = duration)]
     pub(crate) store_timeout: Option<Duration>,
 }
 
 // The description of the holder that other processes see.
 #[derive(Debug, Default, Args)]
 pub(crate) struct HolderArgs {
-    /// Name of the holder, shown to other processes [default: the user's name]
-    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    /// Your name, for other processes [default: the user]
+    #[arg(long, help_heading = REPORTING, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) owner: Option<String>,
-    /// Note shown to other processes; `command-line` shows CMD with its arguments [default: the name of CMD]
-    #[arg(long, value_name = "TEXT")]
+    /// Note for other processes [default: CMD's name]
+    ///
+    /// `command-line` shows CMD with its arguments.
+    #[arg(long, help_heading = REPORTING, value_name = "TEXT")]
     pub(crate) note: Option<String>,
 }
+
+// The groups of options in the help, in the order of their first option.
+const WAITING: &str = "Waiting";
+const ENDING: &str = "The command and its end";
+const SHARING: &str = "Several holders";
+const TICKETS: &str = "Tickets";
+const REPORTING: &str = "Reporting";
 
 #[derive(Debug, Args)]
 #[command(after_help = "No process renews the lease: the lease ends after --ttl unless you renew the ticket.
 A ticket is a secret: anyone who has it can renew and release the lock. One ticket holds several LOCKs.
 
 Examples:
-  LEASEHOLD_TICKET=$(leasehold acquire deploy/prod --ttl 10m) && export LEASEHOLD_TICKET
+  LEASEHOLD_TICKET=$(leasehold acquire deploy/prod --ttl 10m)
+  export LEASEHOLD_TICKET
   leasehold renew
   leasehold release
   ticket=$(leasehold acquire render --permits 3)")]
@@ -243,15 +285,19 @@ pub(crate) struct AcquireArgs {
     #[arg(value_name = "LOCK", required = true, add = ArgValueCompleter::new(lock_names))]
     pub(crate) locks: Vec<OsString>,
     #[command(flatten)]
-    pub(crate) mode: ModeArgs,
-    #[command(flatten)]
     pub(crate) claim: ClaimArgs,
     /// How long the lease lasts without a renewal [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) ttl: Option<Duration>,
-    /// Refuse renewals when the lock has been held for this long, like ShedLock's lockAtMostFor [default: no limit]
+    /// Refuse renewals after this time [default: no limit]
+    ///
+    /// Counts from the grant, like ShedLock's lockAtMostFor.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) max_hold: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) mode: ModeArgs,
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
 }
 
 #[derive(Debug, Args)]
@@ -275,11 +321,31 @@ pub(crate) struct TicketArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   leasehold ls
+  leasehold ls deploy/ --state held,lapsed
+  leasehold ls --watch
   leasehold ls deploy/ --json | jq -r 'select(.state == \"held\") | .lock'")]
 pub(crate) struct LsArgs {
     /// List only locks whose names start with PREFIX
     #[arg(add = ArgValueCompleter::new(lock_names))]
     pub(crate) prefix: Option<OsString>,
+    /// Only held, lapsed, reserved, cooldown or free locks
+    ///
+    /// Several states are separated by commas.
+    #[arg(long, value_name = "STATE", value_delimiter = ',', hide_possible_values = true, value_parser = state())]
+    pub(crate) state: Vec<StateView>,
+    /// List again every 2s, or every INTERVAL
+    ///
+    /// On a terminal, each table replaces the one before. Each time, leasehold lists the store and reads every lock.
+    #[arg(long, value_name = "INTERVAL", num_args = 0..=1, require_equals = true, default_missing_value = "2s", value_parser = duration)]
+    pub(crate) watch: Option<Duration>,
+}
+
+/// Parses the state of a lock.
+fn state() -> impl TypedValueParser<Value = StateView> {
+    const STATES: [StateView; 5] =
+        [StateView::Held, StateView::Lapsed, StateView::Reserved, StateView::Cooldown, StateView::Free];
+    let words = PossibleValuesParser::new(STATES.map(StateView::as_str));
+    words.try_map(|word| STATES.into_iter().find(|state| state.as_str() == word).ok_or("an unknown state"))
 }
 
 #[derive(Debug, Args)]
@@ -415,10 +481,11 @@ and, if needed, the fix.
 Exits with 0 if the store is safe, even with warnings, and with 1 if the store is unsafe or unreachable.
 
 Examples:
-  leasehold doctor                                                # the default store
+  leasehold doctor
   leasehold doctor -s 's3://my-bucket/locks?region=eu-west-1'
   leasehold doctor -s prod --ttl 5s --locks 200 --acquisitions 50000
-  leasehold doctor --thorough --json | jq -r '.findings[] | select(.verdict == \"failed\") | .check'"
+  leasehold doctor --thorough --json |
+    jq -r '.findings[] | select(.verdict == \"failed\") | .check'"
 )]
 pub(crate) struct DoctorArgs {
     /// The ttl of your locks [default: 30s]

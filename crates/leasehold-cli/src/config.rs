@@ -144,6 +144,7 @@ impl Settings {
         let given = self.pick(flag, "store", |text| Ok(text.to_owned()))?;
         let Some(given) = given else {
             self.require_file()?;
+            let origin = Origin::Default { has_others: !self.file.stores.is_empty() };
             return Ok(Store { url: DEFAULT_STORE.to_owned(), given: None, origin });
         };
         if let Some(alias) = self.file.stores.get(&given) {
@@ -218,9 +219,19 @@ enum Origin {
     Setting,
     /// In an alias of config.toml.
     Alias,
+    /// Nowhere. `has_others` says whether config.toml has aliases of other stores.
+    Default { has_others: bool },
 }
 
 impl Store {
+    /// If nobody has chosen this store, returns whether config.toml has aliases of others.
+    pub(crate) fn is_default(&self) -> Option<bool> {
+        match self.origin {
+            Origin::Default { has_others } => Some(has_others),
+            _ => None,
+        }
+    }
+
     /// Returns the URL without secrets.
     pub(crate) fn shown(&self) -> String {
         redacted(&self.url)
@@ -317,9 +328,13 @@ fn without_values(message: &str) -> String {
 }
 
 fn config_path() -> Option<PathBuf> {
-    let absolute = |key: &str| std::env::var_os(key).map(PathBuf::from).filter(|path| path.is_absolute());
-    let home = absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|home| home.join(".config")))?;
+    let home = folder_in("XDG_CONFIG_HOME").or_else(|| folder_in("HOME").map(|home| home.join(".config")))?;
     Some(home.join("leasehold/config.toml"))
+}
+
+/// Returns the folder in an environment variable, if it is absolute.
+pub(crate) fn folder_in(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
 fn is_missing(error: &std::io::Error) -> bool {

@@ -19,6 +19,7 @@ use tracing_subscriber::{EnvFilter, Registry};
 
 use crate::args::{ColorChoice, CommandArgs, Common};
 use crate::config::{Settings, Store};
+use crate::default_store;
 use crate::exit::{FAILED, Failure};
 use crate::output::{Output, human};
 use crate::shell;
@@ -131,7 +132,11 @@ pub(crate) async fn open_for(
     let mut options = StoreOptions::default();
     options.open_timeout = limit.unwrap_or(options.open_timeout);
     let deadlocks = Arc::new(Deadlocks(*output));
-    let opened = async { Ok(open_shared(store, options).await?.observed_by(deadlocks)) };
+    let opened = async {
+        let locker = open_shared(store, options).await?;
+        default_store::announce(store, output);
+        Ok(locker.observed_by(deadlocks))
+    };
     let opened = progress.show_during(output, opened);
     let Some(limit) = limit else { return opened.await };
     // The store gives up by itself, with the cause. Opening a file may hang.

@@ -20,7 +20,7 @@ use leasehold::{AlreadyRan, Due, ErrorKind, Guard, LockName, Locker, LossReason,
 pub(crate) use self::completion::Completion;
 use self::completion::Ending;
 use crate::acquisition::Request;
-use crate::args::{CommandArgs, OnLost, duration};
+use crate::args::{CommandArgs, OnLost, ReportArgs, duration};
 use crate::child::{self, Dismissed, Ended, Hold, Plan, Prepared};
 use crate::config::{Settings, Store};
 use crate::context::{self, Context};
@@ -100,7 +100,7 @@ impl Job {
     /// Creates a job for `args`, with a lease of `ttl`. Checks that its report can be written.
     pub(crate) fn new(
         context: &Context,
-        args: CommandArgs,
+        args: (CommandArgs, ReportArgs),
         names: &Names,
         lease: (Duration, Option<Duration>),
     ) -> Result<Self, Failure> {
@@ -111,12 +111,12 @@ impl Job {
     pub(crate) fn on(
         context: &Context,
         store: Store,
-        args: CommandArgs,
+        (args, files): (CommandArgs, ReportArgs),
         names: &Names,
         (ttl, max_hold): (Duration, Option<Duration>),
     ) -> Result<Self, Failure> {
         let settings = &context.settings;
-        let file = settings.pick(args.report, "report", |text| Ok(text.into()))?;
+        let file = settings.pick(files.report, "report", |text| Ok(text.into()))?;
         let on_lost = settings.pick(args.on_lost, "on-lost", |text| OnLost::from_str(text, false))?;
         let grace = grace(settings, args.grace, ttl)?;
         if let Some(limit) = max_hold {
@@ -131,7 +131,7 @@ impl Job {
         if let Some(file) = &file {
             report::check(file, &report::REPORT)?;
         }
-        let metrics = settings.pick(args.metrics_file, "metrics-file", |text| Ok(text.into()))?;
+        let metrics = settings.pick(files.metrics_file, "metrics-file", |text| Ok(text.into()))?;
         let metrics = metrics.map(|file| MetricsFile::new(file, names.to_string())).transpose()?;
         Ok(Self {
             command: if args.shell { in_shell(args.command) } else { args.command },

@@ -8,6 +8,7 @@ mod commands;
 mod complete;
 mod config;
 mod context;
+mod default_store;
 mod ending;
 mod escape;
 mod exit;
@@ -27,15 +28,14 @@ mod signals;
 #[cfg(target_os = "linux")]
 mod store_socket;
 mod wait_progress;
+mod words;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::CommandFactory as _;
 use clap_complete::CompleteEnv;
 use clap_complete::env::{Bash, Elvish, EnvCompleter, Fish, Powershell, Shells, Zsh};
 
-use crate::args::Cli;
 use crate::complete::{Plain, VARIABLE};
 
 fn main() -> ExitCode {
@@ -53,6 +53,6 @@ fn main() -> ExitCode {
 fn answer_shell() {
     if std::env::var_os(VARIABLE).is_some() {
         let shells: [&dyn EnvCompleter; 5] = [&Plain(Bash), &Elvish, &Fish, &Plain(Powershell), &Zsh];
-        CompleteEnv::with_factory(Cli::command).var(VARIABLE).shells(Shells(&shells)).complete();
+        CompleteEnv::with_factory(args::command).var(VARIABLE).shells(Shells(&shells)).complete();
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::io::stderr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use serde_json::Value;
 
 use crate::mode::Mode;
 use crate::names::Names;
-use crate::output::{Output, human, json};
+use crate::output::{Output, columns, human, json};
 
 /// Shorter waits are not shown.
 const SHOW_AFTER: Duration = Duration::from_millis(400);
@@ -22,6 +23,9 @@ const LINE_INTERVAL: Duration = Duration::from_secs(30);
 const REPORT_SILENCE_AFTER: Duration = Duration::from_secs(2);
 /// Frame time of the spinner.
 const FRAME_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The columns before the text on a terminal: the spinner, and the word `Waiting`.
+const INDENT: usize = 10;
 
 /// Keeps the latest known holder, and shows it.
 #[derive(Clone, Debug)]
@@ -133,11 +137,13 @@ impl WaitProgress {
         loop {
             let shown = self.description();
             let message = match self.now() {
-                Some(held) => Some(human::waiting(&shown, &held)),
+                Some(held) => {
+                    Some(human::waiting(&shown, &held, columns(&stderr()).map(|all| all - INDENT.min(all))))
+                }
                 None => self.unanswered(start).map(|(passed, left)| human::unanswered(&shown, passed, left)),
             };
             if let Some(message) = message {
-                bar.set_message(format!("{:>10} {message}", "Waiting"));
+                bar.set_message(format!("Waiting {message}"));
                 bar.tick();
             }
             self.clock.sleep(FRAME_INTERVAL).await;
@@ -165,7 +171,7 @@ impl WaitProgress {
             };
             reported = Some(held.token);
             output.waiting(
-                &human::waiting(&shown, &held),
+                &human::waiting(&shown, &held, None),
                 &json::waiting(&name, &held, &self.names.before(&name)),
             );
             self.clock.sleep(LINE_INTERVAL).await;

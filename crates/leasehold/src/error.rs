@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 pub use crate::types::InvalidValue;
-use crate::types::{HolderInfo, LockName, Loss, Token, is_unprintable, printable};
+use crate::types::{HolderInfo, LockName, Loss, Token, is_unprintable, printable, span_up};
 
 /// A [`Result`](std::result::Result) whose error is leasehold's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -169,15 +169,15 @@ impl Error {
             error = error.with_help(
                 "this process itself holds the lock: a task that waits for a lock it holds waits for itself",
             );
-        } else if let Some(left) = held.lapses_within.map(whole_seconds) {
+        } else if let Some(left) = held.lapses_within.map(span_up) {
             error = error.with_help(if held.in_cooldown {
-                format!("the cooldown ends in <= {left}s")
+                format!("the cooldown ends in <= {left}")
             } else if held.reserved {
-                format!("if that process does not take the lock, it is reserved for <= {left}s more")
+                format!("if that process does not take the lock, it is reserved for <= {left} more")
             } else if held.is_by_ticket() {
-                format!("a ticket holds the lock: the lease ends in <= {left}s unless the ticket is renewed")
+                format!("a ticket holds the lock: the lease ends in <= {left} unless the ticket is renewed")
             } else {
-                format!("if that process is dead, its lease ends in <= {left}s")
+                format!("if that process is dead, its lease ends in <= {left}")
             });
         }
         error.0.held = Some(Box::new(held));
@@ -467,10 +467,6 @@ impl fmt::Display for StoreError {
 }
 
 impl std::error::Error for StoreError {}
-
-fn whole_seconds(duration: Duration) -> u64 {
-    duration.as_secs() + u64::from(duration.subsec_nanos() > 0)
-}
 
 /// Replaces unprintable characters. Errors are shown on terminals, and they repeat text from elsewhere: from records,
 /// URLs and responses of the store.

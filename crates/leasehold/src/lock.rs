@@ -18,7 +18,7 @@ use crate::runtime::hand_off::Terms;
 use crate::runtime::outage::{Outage, WaitLimit, store_timeout};
 use crate::runtime::queue::{OnWait, Queue};
 use crate::runtime::renewer::Hold;
-use crate::types::{LockName, MAX_HOLD, OnDeadlock, is_unprintable};
+use crate::types::{LockName, MAX_HOLD, OnDeadlock, is_unprintable, set_span};
 use crate::view::ms;
 
 /// The maximum length of a holder's name and note in a record, in characters.
@@ -461,16 +461,17 @@ impl Lock {
     fn claim(&self) -> Result<Claim> {
         if self.lock_delay > Ttl::MAX {
             return Err(Error::invalid(format!(
-                "lock delay {:?} is out of range (maximum 24h)",
-                self.lock_delay
+                "lock delay {} is out of range (maximum 24h)",
+                set_span(self.lock_delay)
             )));
         }
         // Also the limit that a server only shows.
         let limit = self.max_hold.or(self.holder.max_hold_ms.map(Duration::from_millis));
         if let Some(limit) = limit.filter(|limit| !(Ttl::MIN..=MAX_HOLD).contains(limit)) {
             return Err(Error::invalid(format!(
-                "max hold {limit:?} is out of range (minimum {:?}, maximum 366 days)",
-                Ttl::MIN
+                "max hold {} is out of range (minimum {}, maximum 366 days)",
+                set_span(limit),
+                set_span(Ttl::MIN)
             )));
         }
         let characters = self.holder.value.as_ref().map_or(0, |value| value.chars().count());

@@ -6,6 +6,7 @@ mod invalid;
 mod name;
 mod nested;
 mod secret;
+mod span;
 mod status;
 mod token;
 mod ttl;
@@ -17,6 +18,8 @@ pub use self::name::LockName;
 pub(crate) use self::name::is_unprintable;
 pub use self::nested::{HeldLock, Nested, OnDeadlock};
 pub use self::secret::Secret;
+pub(crate) use self::span::set_span;
+pub use self::span::{span, span_up};
 pub(crate) use self::status::MAX_HOLD;
 pub use self::status::{
     End, Holder, HolderInfo, Loss, LossReason, PastGrant, State, Status, Waiter, printable,

@@ -22,6 +22,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::types::{Holder, HolderInfo, LockName, PastGrant, State, Status, Token, Waiter};
+pub use crate::types::{span, span_up};
 
 /// Converts a duration to whole milliseconds.
 ///

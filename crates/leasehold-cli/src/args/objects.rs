@@ -25,7 +25,7 @@ wrote it.
 Examples:
   leasehold update s3://my-bucket/counter.json -- jq '.n += 1'
   leasehold update gs://my-bucket/hosts.txt --shell -- 'cat; echo \"$HOSTNAME\"'
-  leasehold update s3://my-bucket/state.json --fence \"$LEASEHOLD_TOKEN\" -- ./next-state"
+  leasehold update s3://my-bucket/state.json --fence $LEASEHOLD_TOKEN -- ./next"
 )]
 pub(crate) struct UpdateArgs {
     #[command(flatten)]
@@ -57,7 +57,8 @@ exits with 1. So a job that was paused until another process got its lock cannot
 
 Example:
   leasehold -s s3://my-bucket/locks run report --shell -- \\
-    './report > out.html && leasehold put s3://my-bucket/out.html out.html --fence $LEASEHOLD_TOKEN --content-type text/html'"
+    './report > out.html && leasehold put s3://my-bucket/out.html out.html \\
+    --fence $LEASEHOLD_TOKEN --content-type text/html'"
 )]
 pub(crate) struct PutArgs {
     #[command(flatten)]

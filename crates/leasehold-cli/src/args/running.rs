@@ -9,12 +9,17 @@ use std::time::Duration;
 use clap::{Args, ValueEnum, ValueHint};
 use clap_complete::engine::ArgValueCompleter;
 
-use super::{ClaimArgs, HolderArgs, LockArgs, ModeArgs, TimeoutArgs, duration};
+use super::{ClaimArgs, ClientArgs, ENDING, LockArgs, ModeArgs, REPORTING, TICKETS, duration};
 use crate::complete::lock_names;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "leasehold runs the command without a shell, and stops it before the lease ends: it sends SIGTERM \
+    after_help = "Examples:
+  leasehold run deploy/prod -- make deploy
+  leasehold run nightly -q --try -E 0 -- ./report.sh   # from cron
+  leasehold run sync --wait 10m --max-hold 2h -- ./sync
+`leasehold help run` says more, and has more examples.",
+    after_long_help = "leasehold runs the command without a shell, and stops it before the lease ends: it sends SIGTERM \
 when the remaining lease is as short as --grace, and SIGKILL to the command and all its descendants just before the \
 lease ends. If the lock is taken away, it sends SIGKILL at once. With --max-hold, it does the same before the limit, \
 however often the lease was renewed.
@@ -55,24 +60,33 @@ the lock for all of them.
 
 Examples:
   leasehold run deploy/prod -- make deploy
-  leasehold run nightly -q --try -E 0 -- ./report.sh    # from cron, on many machines
-  leasehold run sync --max-hold 2h -- ./sync    # a job that hangs is killed
-  leasehold run deploy/eu deploy/us -- ./release    # holds both, or waits
+  leasehold run nightly -q --try -E 0 -- ./report.sh   # from cron
+  leasehold run sync --max-hold 2h -- ./sync           # kills a hung job
+  leasehold run deploy/eu deploy/us -- ./release       # holds both, or waits
   leasehold run migrate --wait 10m --report out.json -- ./migrate
-  leasehold run render --permits 3 -- ./render.sh    # at most three at a time
-  leasehold run index --shared -- ./search           # together with other readers
-  leasehold run index --exclusive -- ./rebuild       # alone
+  leasehold run render --permits 3 -- ./render.sh      # at most three at a time
+  leasehold run index --shared -- ./search             # with other readers
+  leasehold run index --exclusive -- ./rebuild         # alone
   leasehold run cache --shell -- 'du -s /cache > size && ls'
   LEASEHOLD_TICKET=$ticket leasehold run --ticket -- ./step-2
   LEASEHOLD_TICKET=$ticket leasehold run --ticket --release -- ./step-3"
 )]
 pub(crate) struct RunArgs {
-    /// Name of the lock, for example deploy/prod; with several names, hold all of them or none
+    /// Name of the lock, such as deploy/prod; of several, hold all or none
     #[arg(value_name = "LOCK", required_unless_present = "ticket", add = ArgValueCompleter::new(lock_names))]
     pub(crate) locks: Vec<OsString>,
-    /// Run under the lock of this ticket and keep the ticket valid; - reads it from stdin [default: $LEASEHOLD_TICKET]
+    #[command(flatten)]
+    pub(crate) claim: ClaimArgs,
+    #[command(flatten)]
+    pub(crate) command: CommandArgs,
+    #[command(flatten)]
+    pub(crate) mode: ModeArgs,
+    /// Run under this lock [default: $LEASEHOLD_TICKET]
+    ///
+    /// leasehold keeps the ticket valid while the command runs. - reads the ticket from stdin.
     #[arg(
         long,
+        help_heading = TICKETS,
         value_name = "TICKET|-",
         num_args = 0..=1,
         require_equals = true,
@@ -80,24 +94,28 @@ pub(crate) struct RunArgs {
         conflicts_with_all = ["locks", "try_once", "wait", "barge", "on_deadlock", "conflict_exit_code", "store_timeout", "HolderArgs", "permits", "shared", "exclusive", "readers", "ttl", "max_hold"],
     )]
     pub(crate) ticket: Option<OsString>,
-    /// Release the lock of the ticket when the command has ended
-    #[arg(long, conflicts_with = "locks")]
+    /// Release that lock when the command has ended
+    #[arg(long, help_heading = TICKETS, conflicts_with = "locks")]
     pub(crate) release: bool,
     #[command(flatten)]
-    pub(crate) mode: ModeArgs,
+    pub(crate) report: ReportArgs,
     #[command(flatten)]
-    pub(crate) claim: ClaimArgs,
-    #[command(flatten)]
-    pub(crate) command: CommandArgs,
+    pub(crate) client: ClientArgs,
 }
 
 /// The value of `--ticket` without a ticket, which means that it is read from the environment.
 pub(crate) const IN_VARIABLE: &str = "$LEASEHOLD_TICKET";
 
+const ELECT_EXAMPLES: &str = "Examples:
+  leasehold elect scheduler --value http://10.0.0.7:8080 -- ./scheduler
+  leasehold elect scheduler --on-exit exit -- ./scheduler   # Restart=always
+  leasehold elect scheduler --observe --json | jq -r --unbuffered .value
+  leasehold elect scheduler --http 127.0.0.1:4040 -- ./scheduler";
+
 #[derive(Debug, Args)]
 #[command(
     mut_arg("command", |command| command.required(false).required_unless_present("observe")),
-    after_help = "The command runs while this process is the leader. leasehold stops it before the lease ends, as \
+    after_long_help = format!("The command runs while this process is the leader. leasehold stops it before the lease ends, as \
 `leasehold run` does, and then campaigns again. LEASEHOLD_TOKEN is the term: it is higher than the term of every \
 earlier leader.
 
@@ -108,15 +126,12 @@ SIGINT to the command. When the command has then ended, it resigns and exits wit
 With --observe, leasehold runs no command. It prints the current leader and each change. With --once, it exits after \
 the first line.
 
-With --http, GET / answers {\"name\": \"VALUE\", \"leader\": true, \"token\": 7}: the leader's --value or host (null if \
+With --http, GET / answers {{\"name\": \"VALUE\", \"leader\": true, \"token\": 7}}: the leader's --value or host (null if \
 there is none), whether this process leads, and the leader's term. /healthz answers 503 if that is older than the ttl. \
 Whoever can reach the address can read this.
 
-Examples:
-  leasehold elect scheduler --value http://10.0.0.7:8080 -- ./scheduler
-  leasehold elect scheduler --ttl 10s --on-exit exit -- ./scheduler    # systemd: Restart=always
-  leasehold elect scheduler --observe --json | jq -r --unbuffered .value
-  leasehold elect scheduler --http 127.0.0.1:4040 -- ./scheduler"
+{ELECT_EXAMPLES}"),
+    after_help = ELECT_EXAMPLES
 )]
 pub(crate) struct ElectArgs {
     /// Name of the election; also the name of its lock
@@ -132,23 +147,28 @@ pub(crate) struct ElectArgs {
     #[arg(long, conflicts_with = "on_exit")]
     pub(crate) once: bool,
     /// Print the current leader and each change; run no command
-    #[arg(long, conflicts_with_all = ["value", "on_exit", "store_timeout", "HolderArgs", "CommandArgs"])]
+    #[arg(long, conflicts_with_all = ["value", "on_exit", "store_timeout", "HolderArgs", "CommandArgs", "ReportArgs"])]
     pub(crate) observe: bool,
     /// Answer over HTTP who leads; port 0: a free port, which leasehold prints
     #[cfg(feature = "serve")]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) http: Option<SocketAddr>,
     #[command(flatten)]
-    pub(crate) timeout: TimeoutArgs,
-    #[command(flatten)]
-    pub(crate) holder: HolderArgs,
-    #[command(flatten)]
     pub(crate) command: CommandArgs,
+    #[command(flatten)]
+    pub(crate) report: ReportArgs,
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
 }
+
+const ONCE_EXAMPLES: &str = "Examples:
+  leasehold once nightly --per 12h -- ./report.sh           # 0 2 * * *
+  leasehold once hourly --per 30m -n -E 0 -- ./refresh.sh   # or skip it
+  leasehold once import --per 10m --count-failures -- ./import";
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The first process to acquire LOCK runs the command. If the command succeeds, LOCK has a cooldown \
+    after_long_help = format!("The first process to acquire LOCK runs the command. If the command succeeds, LOCK has a cooldown \
 until the period is over (state `cooldown`). Processes that start in this time print that the command already ran, and \
 exit with 0. If the command fails, LOCK is free at once; if its machine crashes, LOCK is free after --ttl. Another \
 process can then run the command in the same period. Processes that start while the command runs wait for its result.
@@ -161,24 +181,30 @@ If the command succeeds but leasehold cannot record this in the store, it exits 
 again in the same period. To run the command again early, use `leasehold evict LOCK --token N` with the token from \
 `leasehold show LOCK`.
 
-Examples:
-  leasehold once nightly --per 12h -- ./report.sh             # 0 2 * * * on all machines
-  leasehold once hourly --per 30m -n -E 0 -- ./refresh.sh     # exit with 0 if it is running now
-  leasehold once import --per 10m --count-failures -- ./import"
+{ONCE_EXAMPLES}"),
+    after_help = ONCE_EXAMPLES
 )]
 pub(crate) struct OnceArgs {
     #[command(flatten)]
     pub(crate) lock: LockArgs,
-    /// Minimum time between the grants of two runs; at most 366 days
+    /// Minimum time between the grants of two runs
+    ///
+    /// At most 366 days.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) per: Option<Duration>,
-    /// Count failed runs too, and those that --max-hold stops: do not retry them within the period
+    /// Do not retry a failed run within the period
+    ///
+    /// Nor one that --max-hold stopped.
     #[arg(long)]
     pub(crate) count_failures: bool,
     #[command(flatten)]
     pub(crate) claim: ClaimArgs,
     #[command(flatten)]
     pub(crate) command: CommandArgs,
+    #[command(flatten)]
+    pub(crate) report: ReportArgs,
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
 }
 
 /// What a candidate does when its command has ended.
@@ -194,34 +220,51 @@ pub(crate) enum OnExit {
 // The command to run under a lock, and how to run it.
 #[derive(Debug, Default, Args)]
 pub(crate) struct CommandArgs {
-    /// How long the lease lasts without a renewal; leasehold renews it while the command runs [default: 30s]
+    /// How long the lease lasts [default: 30s]
+    ///
+    /// leasehold renews it while the command runs. After a crash, the lock is free when the lease has ended.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) ttl: Option<Duration>,
-    /// Stop the command and release the lock when it has been held for this long, like ShedLock's lockAtMostFor. SIGTERM
-    /// is sent --grace before that; exits with 121 [default: no limit]
+    /// Stop the command after this time, and exit with 121
+    ///
+    /// Counts from the grant, like ShedLock's lockAtMostFor. SIGTERM is sent --grace before that. Then the lock is
+    /// released [default: no limit].
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) max_hold: Option<Duration>,
-    /// How to stop the command if the lease cannot be renewed in time [default: term]
-    #[arg(long, value_name = "ACTION")]
-    pub(crate) on_lost: Option<OnLost>,
-    /// Send SIGTERM when this much of the lease remains; at most ttl/2 [default: 10s or ttl/3, whichever is less]
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
-    pub(crate) grace: Option<Duration>,
-    /// Run the command in a new cgroup and kill everything left in it, including daemons and processes started by sudo
-    #[arg(long)]
-    pub(crate) cgroup: bool,
-    /// Write a JSON report of the outcome to FILE
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub(crate) report: Option<PathBuf>,
-    /// Write metrics of this run to FILE, for the textfile collector of Prometheus' node_exporter
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub(crate) metrics_file: Option<PathBuf>,
     /// Run the command with /bin/sh -c
-    #[arg(long)]
+    #[arg(long, help_heading = ENDING)]
     pub(crate) shell: bool,
+    /// If renewals fail: term, kill or none [default: term]
+    ///
+    /// How to stop the command if the lease cannot be renewed in time.
+    #[arg(long, help_heading = ENDING, hide_possible_values = true, value_name = "ACTION")]
+    pub(crate) on_lost: Option<OnLost>,
+    /// Send SIGTERM this long before the lease ends
+    ///
+    /// At most ttl/2 [default: 10s or ttl/3, whichever is less].
+    #[arg(long, help_heading = ENDING, value_name = "DURATION", value_parser = duration)]
+    pub(crate) grace: Option<Duration>,
+    /// Use a new cgroup, and kill everything left in it
+    ///
+    /// Includes daemons, and processes started by sudo.
+    #[arg(long, help_heading = ENDING)]
+    pub(crate) cgroup: bool,
     /// Command and its arguments
     #[arg(last = true, required = true, num_args = 1.., value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
     pub(crate) command: Vec<OsString>,
+}
+
+// The files about a run.
+#[derive(Debug, Default, Args)]
+pub(crate) struct ReportArgs {
+    /// Write a JSON report of the outcome to FILE
+    #[arg(long, help_heading = REPORTING, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) report: Option<PathBuf>,
+    /// Write metrics of this run to FILE, for Prometheus
+    ///
+    /// For the textfile collector of Prometheus' node_exporter.
+    #[arg(long, help_heading = REPORTING, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) metrics_file: Option<PathBuf>,
 }
 
 impl CommandArgs {

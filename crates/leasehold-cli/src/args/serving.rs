@@ -22,8 +22,10 @@ holder, send the token that the server prints at startup. To listen beyond this 
 Examples:
   leasehold serve
   curl http://127.0.0.1:7420/v1/locks
-  leasehold -s s3://my-bucket/locks serve --access access.toml --secret-file secret
-  leasehold serve --listen 0.0.0.0:7420 --access access.toml --tls-cert tls.crt --tls-key tls.key"
+  leasehold -s s3://my-bucket/locks serve --access access.toml \\
+    --secret-file secret
+  leasehold serve --listen 0.0.0.0:7420 --access access.toml \\
+    --tls-cert tls.crt --tls-key tls.key"
 )]
 pub(crate) struct ServeArgs {
     /// Address to listen on

@@ -7,7 +7,7 @@ use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use clap_complete::engine::ArgValueCompleter;
 
-use super::{CommandArgs, TimeoutArgs, duration};
+use super::{CommandArgs, REPORTING, ReportArgs, TimeoutArgs, duration};
 use crate::complete::lock_names;
 
 #[derive(Debug, Args)]
@@ -26,11 +26,13 @@ The state is the object NAME.tfstate beside the lock: in S3, GCS or Azure. For o
 --state. Use one NAME for each workspace.
 
 Examples:
-  leasehold -s s3://my-bucket/tf terraform prod/network -- tofu init -migrate-state
-  leasehold -s s3://my-bucket/tf terraform prod/network -- tofu apply
-  leasehold -s s3://my-bucket/tf terraform prod/network --wait 30m -- terraform apply -auto-approve
-  leasehold -s s3://my-bucket/tf terraform prod/network -- tofu force-unlock LOCK_ID
-  leasehold -s postgres://locks@db/locks terraform prod --state s3://my-bucket/prod.tfstate -- tofu apply"
+  export LEASEHOLD_STORE=s3://my-bucket/tf
+  leasehold terraform prod/network -- tofu init -migrate-state
+  leasehold terraform prod/network -- tofu apply
+  leasehold terraform prod/network --wait 30m -- terraform apply -auto-approve
+  leasehold terraform prod/network -- tofu force-unlock LOCK_ID
+  leasehold -s postgres://locks@db/locks terraform prod \\
+    --state s3://my-bucket/prod.tfstate -- tofu apply"
 )]
 pub(crate) struct TerraformArgs {
     /// Name of the lock; also the name of the state, for example prod/network
@@ -43,10 +45,12 @@ pub(crate) struct TerraformArgs {
     #[arg(short, long, value_name = "DURATION", value_parser = duration)]
     pub(crate) wait: Option<Duration>,
     #[command(flatten)]
-    pub(crate) timeout: TimeoutArgs,
-    /// Name of the holder, shown to other processes [default: the user's name]
-    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) command: CommandArgs,
+    #[command(flatten)]
+    pub(crate) report: ReportArgs,
+    /// Your name, for other processes [default: the user]
+    #[arg(long, help_heading = REPORTING, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) owner: Option<String>,
     #[command(flatten)]
-    pub(crate) command: CommandArgs,
+    pub(crate) timeout: TimeoutArgs,
 }

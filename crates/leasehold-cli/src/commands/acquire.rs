@@ -19,7 +19,7 @@ pub(super) async fn acquire(context: &Context, args: AcquireArgs) -> Result<u8, 
     let request = Request::new(
         &context.settings,
         names,
-        &args.claim,
+        (&args.claim, &args.client),
         (args.ttl, args.max_hold),
         note,
         ("acquire", ""),

@@ -39,17 +39,17 @@ pub(super) async fn elect(context: &Context, args: ElectArgs) -> Result<Exit, Fa
     let value = value(context, args.value)?;
     let on_exit = context.settings.pick(args.on_exit, "on-exit", |text| OnExit::from_str(text, false))?;
     let note = Note::of(&args.command);
-    let claim = ClaimArgs { holder: args.holder, timeout: args.timeout, ..ClaimArgs::default() };
     let request = Request::new(
         &context.settings,
         name.clone().into(),
-        &claim,
+        (&ClaimArgs::default(), &args.client),
         args.command.lease(),
         note,
         ("elect", " -- ..."),
     )?
     .wait_forever();
-    let job = Job::new(context, args.command, &request.names, (request.ttl, request.max_hold))?;
+    let job =
+        Job::new(context, (args.command, args.report), &request.names, (request.ttl, request.max_hold))?;
     let on_exit = on_exit.unwrap_or_default();
     let candidate = Candidate { context, request, value, on_exit, once: args.once };
     job.with_report(context, async |job: &mut Job| candidate.run(job, listener).await).await

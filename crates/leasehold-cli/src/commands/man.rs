@@ -2,17 +2,17 @@
 
 use std::path::Path;
 
-use clap::{Command, CommandFactory as _};
+use clap::Command;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
 
 use super::help::{TOPICS, suggested};
-use crate::args::{Cli, ManArgs};
+use crate::args::{ManArgs, command};
 use crate::exit::{FAILED, Failure};
 use crate::output::print;
 
 pub(super) fn man(args: &ManArgs) -> Result<u8, Failure> {
-    let mut command = Cli::command();
+    let mut command = command();
     command.build();
     if let Some(folder) = &args.dir {
         return write_all(&command, folder);

@@ -30,8 +30,7 @@ mod wait;
 use std::ffi::OsString;
 use std::os::unix::net::UnixStream;
 
-use clap::Parser as _;
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::ErrorKind;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -41,10 +40,11 @@ use crate::config::Settings;
 use crate::context::Context;
 use crate::exit::{Exit, FAILED, Failure};
 use crate::output::Output;
+use crate::words;
 
 /// Runs the subcommand in `arguments`, and returns how leasehold ends.
 pub(crate) fn dispatch(arguments: &[OsString]) -> Exit {
-    let cli = match Cli::try_parse_from(arguments) {
+    let cli = match Cli::parse_words(arguments) {
         Ok(cli) => cli,
         Err(error) => return explain(error, arguments).into(),
     };
@@ -169,26 +169,9 @@ fn wants_json(flag: bool) -> bool {
     Settings::switch(flag, "json").unwrap_or_default()
 }
 
-/// Returns whether `error` is about a word that is no option, or a command that is missing, of a subcommand that takes a command after `--`.
-fn lacks_dashes(error: &clap::Error) -> bool {
-    let text = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
-    let (argument, usage) = (text(ContextKind::InvalidArg), text(ContextKind::Usage));
-    match error.kind() {
-        ErrorKind::UnknownArgument => !argument.starts_with('-') && usage.contains("-- <CMD>"),
-        // The words of the command were taken for names of locks.
-        ErrorKind::MissingRequiredArgument => {
-            argument.starts_with("<CMD>") && usage.contains("<LOCK>... -- <CMD>")
-        }
-        _ => false,
-    }
-}
-
 /// Prints the usage error, the help or the version, and returns the exit code.
 fn explain(mut error: clap::Error, arguments: &[OsString]) -> u8 {
-    if lacks_dashes(&error) {
-        let help = "put `--` before the command, as in: leasehold run deploy/prod -- ./deploy.sh";
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![help.into()]));
-    }
+    words::suggest(&mut error);
     let json = wants_json(arguments.iter().take_while(|word| *word != "--").any(|word| word == "--json"));
     let shows_help = matches!(
         error.kind(),

@@ -19,9 +19,16 @@ pub(super) async fn once(context: &Context, args: OnceArgs) -> Result<Exit, Fail
     let count_failures = Settings::switch(args.count_failures, "count-failures")?;
     let note = Note::of(&args.command);
     let words = ("once", " --per ... -- ...");
-    let request =
-        Request::new(&context.settings, name.clone().into(), &args.claim, args.command.lease(), note, words)?;
-    let job = Job::new(context, args.command, &request.names, (request.ttl, request.max_hold))?;
+    let request = Request::new(
+        &context.settings,
+        name.clone().into(),
+        (&args.claim, &args.client),
+        args.command.lease(),
+        note,
+        words,
+    )?;
+    let job =
+        Job::new(context, (args.command, args.report), &request.names, (request.ttl, request.max_hold))?;
     let work = async |job: &mut Job| {
         let mut session = job.open_prepared(context, request.opening_limit()).await?;
         match job.acquire_if_due(context, &request, period, &mut session).await? {

@@ -10,7 +10,7 @@ use leasehold::{Guard, Locker, Object};
 use leasehold_serve::{Acquire, StateBackend, StateListener, Warn};
 
 use crate::acquisition::Request;
-use crate::args::{ClaimArgs, HolderArgs, ObjectArgs, TerraformArgs};
+use crate::args::{ClaimArgs, ClientArgs, HolderArgs, ObjectArgs, TerraformArgs};
 use crate::child::Hold;
 use crate::config::Store;
 use crate::context::{Context, Note};
@@ -37,17 +37,18 @@ impl Hold for Arc<StateBackend> {
 pub(super) async fn terraform(context: &Context, args: TerraformArgs) -> Result<Exit, Failure> {
     let name = names::lock_name(&args.name)?;
     let store = context.store()?;
-    let claim = ClaimArgs {
-        try_once: args.wait.is_none(),
-        wait: args.wait,
-        timeout: args.timeout,
-        holder: HolderArgs { owner: args.owner, note: None },
-        ..ClaimArgs::default()
-    };
+    let claim = ClaimArgs { try_once: args.wait.is_none(), wait: args.wait, ..ClaimArgs::default() };
+    let client = ClientArgs { holder: HolderArgs { owner: args.owner, note: None }, timeout: args.timeout };
     let lease = args.command.lease();
     let words = ("terraform", " -- ...");
-    let request =
-        Request::new(&context.settings, name.into(), &claim, lease, Note::of(&args.command), words)?;
+    let request = Request::new(
+        &context.settings,
+        name.into(),
+        (&claim, &client),
+        lease,
+        Note::of(&args.command),
+        words,
+    )?;
     let object = match args.state {
         Some(object) => Target::open(&ObjectArgs { object, content_type: None }).await?.object,
         None => beside(&store, &request).await?,
@@ -55,8 +56,9 @@ pub(super) async fn terraform(context: &Context, args: TerraformArgs) -> Result<
     let command: Vec<_> =
         args.command.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     check_folder(&command)?;
-    let job = Job::new(context, args.command, &request.names, (request.ttl, request.max_hold))?
-        .with_one_interrupt();
+    let job =
+        Job::new(context, (args.command, args.report), &request.names, (request.ttl, request.max_hold))?
+            .with_one_interrupt();
     let listener = StateListener::bind()?;
     let work = async |job: &mut Job| {
         let mut session = job.open(context, request.opening_limit()).await?;

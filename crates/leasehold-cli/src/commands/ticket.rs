@@ -25,7 +25,10 @@ pub(super) async fn open(context: &Context, args: TicketArgs) -> Result<(Ticket,
 
 /// Reads the ticket from `given` or from the environment, and finds its store.
 pub(super) fn read(context: &Context, given: Option<OsString>) -> Result<(Ticket, Store), Failure> {
-    let ticket: Ticket = text(given)?.parse().map_err(Failure::bad_argument)?;
+    let ticket: Ticket = text(given)?.parse().map_err(|error: leasehold::Error| {
+        let help = "to end the hold of a process, by the name of its lock: leasehold evict LOCK --token N";
+        Failure::bad_argument(error).with_help(help)
+    })?;
     match context.explicit_store()? {
         // The store may have a different URL here than where the lock was acquired.
         Some(store) => Ok((ticket.without_store(), store)),

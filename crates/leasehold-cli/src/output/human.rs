@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use leasehold::lease::printable;
 use leasehold::view::StateView;
+pub(crate) use leasehold::view::{span, span_up};
 use leasehold::{AlreadyRan, Election, Holder, HolderInfo, Leader, LockName, Status};
 
 use crate::exit::Failure;
@@ -21,34 +22,66 @@ pub(crate) fn error(failure: &Failure, colors: bool) -> String {
     text
 }
 
-/// Returns `for deploy/prod: alice@ci-7 pid 4121 "make deploy", held 3m12s, lease <= 18s, token 1763654400000041; third
-/// in line, behind bob@ci-8 pid 77`.
-pub(crate) fn waiting(name: &str, held: &HolderInfo) -> String {
-    let mut text = format!("for {name}: {}", holder(held));
+/// Returns `for deploy/prod: alice@ci-7 pid 4121 "make deploy", held 3m12s; third in line, behind bob@ci-8 pid 77`. If
+/// that does not fit into `width` columns, leaves out the waiter ahead, then cuts the note.
+///
+/// It says nothing about the lease, which the holder renews unseen, unless the holder is no process.
+pub(crate) fn waiting(name: &str, held: &HolderInfo, width: Option<usize>) -> String {
+    let mut times = String::new();
     if let Some(time) = held.held_for {
-        let _ = write!(text, ", held {}", span(time));
+        let _ = write!(times, ", held {}", span(time));
     }
     if let Some(limit) = held.max_hold() {
-        let _ = write!(text, ", limit {}", span(limit));
+        let _ = write!(times, ", limit {}", span(limit));
     }
     if let Some(time) = held.free_for {
-        let _ = write!(text, ", free for {}", span(time));
+        let _ = write!(times, ", free for {}", span(time));
     }
-    let left = if held.reserved { "reserved for <=" } else { "lease <=" };
-    if let Some(within) = held.lapses_within {
-        let _ = write!(text, ", {left} {}", span_up(within));
-    }
-    if let Some(token) = held.token {
-        let _ = write!(text, ", token {token}");
+    let left = match held {
+        HolderInfo { reserved: true, .. } => Some("reserved for"),
+        HolderInfo { in_cooldown: true, .. } => Some("ends in"),
+        _ if held.is_by_ticket() => Some("lease"),
+        _ => None,
+    };
+    if let Some((left, within)) = left.zip(held.lapses_within) {
+        let _ = write!(times, ", {left} <= {}", span_up(within));
     }
     let behind = held.waiter_ahead.clone().map(|behind| Holder { note: None, ..behind });
-    let _ = match (held.ahead.map(|ahead| ordinal(ahead + 1)), behind) {
-        (Some(place), Some(behind)) => write!(text, "; {place} in line, behind {behind}"),
-        (Some(place), None) => write!(text, "; {place} in line"),
-        (None, Some(behind)) => write!(text, "; in line behind {behind}"),
-        (None, None) => Ok(()),
+    let (place, behind) = match (held.ahead.map(|ahead| ordinal(ahead + 1)), behind) {
+        (Some(place), Some(behind)) => (format!("; {place} in line"), format!(", behind {behind}")),
+        (Some(place), None) => (format!("; {place} in line"), String::new()),
+        (None, Some(behind)) => (String::new(), format!("; in line behind {behind}")),
+        (None, None) => Default::default(),
     };
-    text
+    let line =
+        |held: &HolderInfo, behind: &str| format!("for {name}: {}{times}{place}{behind}", holder(held));
+    let full = line(held, &behind);
+    let Some(width) = width.filter(|width| !fits(&full, *width)) else { return full };
+    let without = line(held, "");
+    if fits(&without, width) {
+        return without;
+    }
+    let mut held = held.clone();
+    let note = held.holder.as_mut().and_then(|holder| holder.note.take());
+    let bare = line(&held, "");
+    // A space, two quotes and the mark of the cut.
+    let room = width.saturating_sub(bare.chars().count() + 4);
+    if let (Some(holder), Some(note)) = (&mut held.holder, note.filter(|_| room > 0)) {
+        holder.note = Some(note.chars().take(room).chain(['\u{2026}']).collect());
+    }
+    cut(&line(&held, ""), width)
+}
+
+fn fits(text: &str, width: usize) -> bool {
+    text.chars().count() <= width
+}
+
+/// Cuts `text` at `width` columns.
+pub(crate) fn cut(text: &str, width: usize) -> String {
+    if fits(text, width) {
+        return text.to_owned();
+    }
+    text.chars().take(width.saturating_sub(1)).chain(['\u{2026}']).collect()
 }
 
 /// Returns `first`, `second`, `third`, `4th`.
@@ -94,20 +127,11 @@ pub(crate) fn already_ran(name: &LockName, ran: &AlreadyRan) -> String {
     text
 }
 
-/// Describes the holder without the token: `alice@ci-7 pid 4121 "make deploy"`.
+/// Describes the holder: `alice@ci-7 pid 4121 "make deploy"`.
 pub(crate) fn holder(held: &HolderInfo) -> String {
     let mut held = held.clone();
-    held.token = None;
+    (held.token, held.held_for) = (None, None);
     held.to_string()
-}
-
-/// Returns `alice@ci-7 (pid 4121)`.
-pub(crate) fn short_holder(held: &HolderInfo) -> String {
-    match &held.holder {
-        None => holder(held),
-        Some(holder) if holder.pid == 0 => Holder { note: None, ..holder.clone() }.to_string(),
-        Some(holder) => format!("{} (pid {})", without_process(holder), holder.pid),
-    }
 }
 
 /// Returns `alice@ci-7`.
@@ -116,23 +140,52 @@ fn without_process(holder: &Holder) -> String {
     text.strip_suffix(&format!(" pid {}", holder.pid)).unwrap_or(&text).to_owned()
 }
 
-/// Returns a table of locks.
-pub(crate) fn table(locks: &[Status]) -> String {
-    let mut rows = vec![["LOCK", "STATE", "HELD", "LEASE", "TOKEN", "HOLDER"].map(str::to_owned)];
+/// Returns a table of locks. Cuts the holders at `width` columns.
+pub(crate) fn table(locks: &[Status], width: Option<usize>, colors: bool) -> String {
+    let mut rows = vec![["LOCK", "STATE", "HELD", "LEASE", "WAITERS", "HOLDER"].map(str::to_owned)];
     for status in locks {
         let held = status.state.holder();
         let dash = || "-".to_owned();
         rows.push([
             status.name.to_string(),
             StateView::of(&status.state).as_str().to_owned(),
-            held.and_then(held_and_limit).unwrap_or_else(dash),
+            held.filter(|held| !held.in_cooldown).and_then(held_and_limit).unwrap_or_else(dash),
             held.and_then(|held| held.lapses_within)
                 .map_or_else(dash, |left| format!("<= {}", span_up(left))),
-            status.latest_token().map_or_else(dash, |token| token.to_string()),
-            held.map_or_else(dash, holder),
+            if status.waiters.is_empty() { dash() } else { status.waiters.len().to_string() },
+            held.map_or_else(dash, |held| match &held.last_holder {
+                Some(last) if held.in_cooldown => format!("after {last}"),
+                _ => holder(held),
+            }),
         ]);
     }
-    aligned(&rows)
+    let text = aligned(&rows);
+    let lines = text.lines().map(|line| width.map_or_else(|| line.to_owned(), |width| cut(line, width)));
+    if !colors {
+        return lines.map(|line| line + "\n").collect();
+    }
+    // The state is the second column.
+    let before = 2 + rows.iter().map(|row| row[0].chars().count()).max().unwrap_or(0);
+    let states = locks.iter().map(|status| Some(StateView::of(&status.state)));
+    let rows = lines.zip(std::iter::once(None).chain(states));
+    rows.map(|(line, state)| format!("{}\n", colored(&line, before, state))).collect()
+}
+
+/// Colors the state that begins in column `before` of a line, or the whole line if it is the header.
+fn colored(line: &str, before: usize, state: Option<StateView>) -> String {
+    let Some(state) = state else { return format!("\u{1b}[1m{line}\u{1b}[0m") };
+    let color = match state {
+        StateView::Held => "1;32",
+        StateView::Lapsed => "1;31",
+        StateView::Reserved | StateView::Cooldown => "1;33",
+        StateView::Free => "2",
+    };
+    let name: String = line.chars().take(before).collect();
+    let rest: String = line.chars().skip(before).collect();
+    match rest.strip_prefix(state.as_str()) {
+        Some(after) => format!("{name}\u{1b}[{color}m{}\u{1b}[0m{after}", state.as_str()),
+        None => line.to_owned(),
+    }
 }
 
 /// Returns `1h3m, limit 2h`: how long a lock has been held, and how long it may be.
@@ -142,12 +195,19 @@ fn held_and_limit(held: &HolderInfo) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(", "))
 }
 
-/// Returns all details of one lock.
-pub(crate) fn lock(status: &Status) -> String {
+/// Returns all details of one lock, with `state` instead of its state if that is given.
+pub(crate) fn lock(status: &Status, state: Option<&str>) -> String {
     let mut rows = vec![["lock", status.name.as_str()].map(str::to_owned)];
     let mut row = |key: &str, value: String| rows.push([key.to_owned(), value]);
-    row("state", StateView::of(&status.state).as_str().to_owned());
-    if let Some(held) = status.state.holder() {
+    row("state", state.unwrap_or(StateView::of(&status.state).as_str()).to_owned());
+    if let Some(held) = status.state.holder().filter(|held| held.in_cooldown) {
+        if let Some(last) = &held.last_holder {
+            row("after", last.to_string());
+        }
+        if let Some(left) = held.lapses_within {
+            row("ends in", format!("<= {}", span_up(left)));
+        }
+    } else if let Some(held) = status.state.holder() {
         row("holder", holder(held));
         if let Some(value) = held.holder.as_ref().and_then(|holder| holder.value.as_deref()) {
             row("value", printable(value, Election::MAX_VALUE));
@@ -212,24 +272,6 @@ pub(crate) fn history(status: &Status) -> String {
     aligned(&rows)
 }
 
-/// Formats a duration in its two largest units, such as `3m12s`, or in milliseconds below one second.
-pub(crate) fn span(duration: Duration) -> String {
-    if duration < Duration::from_secs(1) {
-        return format!("{}ms", duration.as_millis());
-    }
-    let seconds = duration.as_secs();
-    let units =
-        [("d", seconds / 86_400), ("h", seconds / 3_600 % 24), ("m", seconds / 60 % 60), ("s", seconds % 60)];
-    let first = units.iter().position(|(_, count)| *count > 0).unwrap_or(3);
-    let shown = units.iter().skip(first).take(2).filter(|(_, count)| *count > 0);
-    shown.fold(String::new(), |text, (unit, count)| format!("{text}{count}{unit}"))
-}
-
-/// Formats an upper bound like [`span`], rounded up to whole seconds.
-pub(crate) fn span_up(duration: Duration) -> String {
-    span(Duration::from_secs(duration.as_millis().div_ceil(1_000) as u64))
-}
-
 /// Formats a time on the store's clock, or `-` if it is unknown.
 pub(crate) fn time(us: Option<u64>) -> String {
     let seconds = us.and_then(|us| i64::try_from(us / 1_000_000).ok());
@@ -259,24 +301,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_short() {
-        for (seconds, shown) in [
-            (1, "1s"),
-            (18, "18s"),
-            (60, "1m"),
-            (192, "3m12s"),
-            (3_600, "1h"),
-            (90_061, "1d1h"),
-            (86_461, "1d"),
-        ] {
-            assert_eq!(span(Duration::from_secs(seconds)), shown);
-        }
-        assert_eq!(span(Duration::from_millis(999)), "999ms");
-        assert_eq!(span_up(Duration::from_millis(17_001)), "18s");
-        assert_eq!(span_up(Duration::ZERO), "0ms");
-    }
-
-    #[test]
     fn positions_are_ordinal_numbers() {
         let places = [1, 2, 3, 4, 11, 12, 13, 21, 22, 23, 64].map(ordinal);
         let expected =
@@ -298,29 +322,36 @@ mod tests {
         held.token = Token::new(1_763_654_400_000_041);
         held.held_for = Some(Duration::from_secs(192));
         held.lapses_within = Some(Duration::from_secs(18));
-        let line = waiting("deploy/prod", &held);
-        assert_eq!(
-            line,
-            "for deploy/prod: alice@ci-7 pid 4121 \"make deploy\", held 3m12s, lease <= 18s, token 1763654400000041"
-        );
-        let place = |held: &HolderInfo| waiting("x", held).split_once("; ").unwrap().1.to_owned();
+        let line = waiting("deploy/prod", &held, None);
+        assert_eq!(line, "for deploy/prod: alice@ci-7 pid 4121 \"make deploy\", held 3m12s");
+        let place = |held: &HolderInfo| waiting("x", held, None).split_once("; ").unwrap().1.to_owned();
         let bob = Holder { name: "bob\n".into(), host: "ci-8".into(), pid: 77, ..Holder::default() };
         held.waiter_ahead = Some(Holder { note: Some("make test".into()), ..bob });
         assert_eq!(place(&held), "in line behind bob\u{fffd}@ci-8 pid 77", "on etcd");
         held.ahead = Some(2);
         assert_eq!(place(&held), "third in line, behind bob\u{fffd}@ci-8 pid 77");
+        let narrow = |width| waiting("deploy/prod", &held, Some(width));
+        assert_eq!(
+            narrow(78),
+            "for deploy/prod: alice@ci-7 pid 4121 \"make deploy\", held 3m12s; third in line"
+        );
+        assert_eq!(
+            narrow(75),
+            "for deploy/prod: alice@ci-7 pid 4121 \"make dep\u{2026}\", held 3m12s; third in line"
+        );
+        assert_eq!(narrow(66), "for deploy/prod: alice@ci-7 pid 4121, held 3m12s; third in line");
+        assert_eq!(narrow(20), "for deploy/prod: al\u{2026}");
         (held.ahead, held.waiter_ahead) = (Some(0), None);
         assert_eq!(place(&held), "first in line");
         (held.reserved, held.free_for) = (true, held.held_for.take());
-        let line = waiting("deploy/prod", &held);
-        assert!(line.contains("first in line, free for 3m12s, reserved for <= 18s, token"), "{line}");
+        let line = waiting("deploy/prod", &held, None);
+        assert!(line.ends_with(", free for 3m12s, reserved for <= 18s; first in line"), "{line}");
         (held.reserved, held.free_for) = (false, None);
         let passed = Duration::from_millis(3_100);
         let unanswered = |left: Option<u64>| unanswered("x", passed, left.map(Duration::from_millis));
         assert_eq!(unanswered(Some(11_900)), "for x: no response from the store for 3s, giving up in 12s");
         assert_eq!(unanswered(Some(0)), "for x: no response from the store for 3s");
         assert_eq!(unanswered(None), "for x: no response from the store for 3s");
-        assert_eq!(short_holder(&held), "alice@ci-7 (pid 4121)");
         let mut ran = AlreadyRan::default();
         let name = LockName::new("nightly").unwrap();
         assert_eq!(already_ran(&name, &ran), "nightly already ran");

@@ -5,6 +5,7 @@ pub(crate) mod human;
 pub(crate) mod json;
 
 use std::io::{self, IsTerminal as _, Write as _};
+use std::os::fd::AsFd;
 
 use serde_json::Value;
 
@@ -90,6 +91,19 @@ impl Output {
         };
         print_on_stderr(&text);
     }
+}
+
+/// Returns the width of the terminal `stream`, or `None` if it is no terminal.
+pub(crate) fn columns(stream: &(impl io::IsTerminal + AsFd)) -> Option<usize> {
+    size(stream).map(|(_, columns)| columns)
+}
+
+/// Returns the lines and columns of the terminal `stream`, or `None` if it is no terminal.
+pub(crate) fn size(stream: &(impl io::IsTerminal + AsFd)) -> Option<(usize, usize)> {
+    let size = rustix::termios::tcgetwinsize(stream).ok().filter(|_| stream.is_terminal())?;
+    // Terminals of unknown size report 0.
+    let known = |size: u16, default| if size == 0 { default } else { usize::from(size) };
+    Some((known(size.ws_row, 24), known(size.ws_col, 80)))
 }
 
 /// Prints `text` on stdout. A closed stdout (`| head`) is not an error.

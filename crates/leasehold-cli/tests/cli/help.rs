@@ -63,6 +63,68 @@ fn every_subcommand_has_help() {
     assert!(!top.contains("__"), "what is for us alone is not shown: {top}");
 }
 
+#[test]
+fn the_short_help_of_run_is_short() {
+    let help = Sandbox::new().run("run -h").expect(0).stdout;
+    assert!(help.lines().count() <= 60, "{} lines: {help}", help.lines().count());
+    assert!(help.lines().all(|line| line.chars().count() <= 80), "{help}");
+    let places: Vec<usize> = [
+        "[LOCK]",
+        "<CMD>",
+        "--try",
+        "--wait",
+        "--ttl",
+        "--max-hold",
+        "Waiting:",
+        "The command and its end:",
+        "Several holders:",
+        "Tickets:",
+        "Reporting:",
+        "Examples:",
+    ]
+    .iter()
+    .map(|word| help.find(word).expect(word))
+    .collect();
+    assert!(places.is_sorted(), "{places:?} {help}");
+}
+
+#[test]
+fn words_of_other_tools_lead_to_ours() {
+    let sandbox = Sandbox::new();
+    for (line, help) in [
+        (
+            "run x --timeout 5m -- true",
+            "--wait limits the wait for the lock, and --max-hold how long it is held",
+        ),
+        (
+            "run x --timeout=5m -- true",
+            "--wait limits the wait for the lock, and --max-hold how long it is held",
+        ),
+        ("run x --per 1h -- true", "to run a command once per period: leasehold once LOCK --per 12h -- CMD"),
+        ("run x --nonblock -- true", "use --try"),
+        ("list", "to list locks: leasehold ls"),
+        ("status x", "to see one lock: leasehold show LOCK; to see all: leasehold ls"),
+        ("lock x", "leasehold run LOCK -- CMD; to hold it across commands: leasehold acquire LOCK"),
+        ("unlock x", "leasehold release; to end the hold of a process: leasehold evict LOCK --token N"),
+        ("force-unlock x", "leasehold evict LOCK --token N, with the token from leasehold show LOCK"),
+        ("deploy/prod -- make", "to run a command under a lock: leasehold run LOCK -- CMD"),
+        ("evict x", "the token of the holder is in leasehold show LOCK"),
+        ("release deploy/prod", "leasehold evict LOCK --token N"),
+        ("shwo x", "a similar subcommand exists: 'show'"),
+        ("run x --max-hodl 1h -- true", "a similar argument exists: '--max-hold'"),
+    ] {
+        let refused = sandbox.run(line).expect(2);
+        assert!(refused.stderr.contains(help), "{line}: {refused:?}");
+        assert!(
+            !refused.stderr.contains("'--store-timeout'"),
+            "what the parser suggests is replaced: {refused:?}"
+        );
+        let json = sandbox.run(&format!("--json {line}")).expect(2);
+        assert!(json.stderr.contains(&help.replace('"', "\\\"")), "{line}: {json:?}");
+    }
+    assert!(!sandbox.path("state").exists());
+}
+
 /// Compares the help of each subcommand and topic with `tests/help`, so that reviewers see every change.
 #[test]
 #[cfg(feature = "all-stores")] // With fewer stores, `help stores` differs.
@@ -73,6 +135,7 @@ fn every_help_text_is_the_one_that_was_reviewed() {
     let update = std::env::var_os(UPDATE).is_some();
     let pages = SUBCOMMANDS.iter().chain(&["exit-codes", "environment", "stores"]);
     let pages = pages.map(|page| ((*page).to_owned(), format!("help {page}")));
+    let pages = pages.chain([("run-short".to_owned(), "run -h".to_owned())]);
     let mut wrong = String::new();
     for (page, words) in std::iter::once(("leasehold".to_owned(), "--help".to_owned())).chain(pages) {
         let file = folder.join(format!("{page}.txt"));
@@ -131,6 +194,10 @@ fn the_topics_cover_every_code_flag_and_store() {
         assert!(environment.contains(&format!("LEASEHOLD_{name}")), "{name}");
     }
     let stores = sandbox.run("help stores").expect(0).stdout;
+    for text in [codes, environment, stores.clone()] {
+        let long = text.lines().find(|line| line.chars().count() > 80 && line.trim().contains(' '));
+        assert_eq!(long, None);
+    }
     assert!(stores.contains("sqlite:") && stores.contains("s3://") && stores.contains("mem:"), "{stores}");
 }
 

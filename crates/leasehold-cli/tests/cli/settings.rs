@@ -129,3 +129,30 @@ fn the_json_variable_applies_to_early_errors() {
     let output = sandbox.leasehold(["ls"]).env("LEASEHOLD_JSON", "maybe").output().unwrap();
     assert!(Outcome::of(output).expect(2).stderr.contains("LEASEHOLD_JSON"));
 }
+
+#[test]
+fn the_default_store_is_announced_once_if_nobody_has_chosen_it() {
+    const WARNING: &str = "warning: no store is chosen, ";
+    let said = |sandbox: &Sandbox, words: &str, store: Option<&str>| {
+        let mut command = sandbox.leasehold(words.split_whitespace());
+        command.envs(store.map(|store| ("LEASEHOLD_STORE", store)));
+        Outcome::of(command.output().unwrap()).expect(0).stderr
+    };
+    let sandbox = Sandbox::new();
+    // Whoever looks at locks, chooses a store or wants no warnings gets none, and it is not used up.
+    assert!(!said(&sandbox, "show x", None).contains(WARNING));
+    for (words, store) in
+        [("run -s sqlite: x -- true", None), ("run x -- true", Some("sqlite:")), ("run -q x -- true", None)]
+    {
+        assert_eq!(said(&sandbox, words, store), "", "{words} {store:?}");
+    }
+    let first = said(&sandbox, "run x -- true", None);
+    assert!(first.starts_with(WARNING) && first.lines().count() == 1, "{first}");
+    assert!(first.contains(" -s ") && first.contains("LEASEHOLD_STORE=sqlite:"), "{first}");
+    for words in ["run x -- true", "acquire y", "once z --per 1h -- true"] {
+        assert_eq!(said(&sandbox, words, None), "", "{words}");
+    }
+    let other = Sandbox::new();
+    other.write("config/leasehold/config.toml", "store = \"sqlite:\"\n");
+    assert_eq!(said(&other, "run x -- true", None), "", "config.toml chooses it");
+}

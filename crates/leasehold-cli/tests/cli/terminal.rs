@@ -1,12 +1,12 @@
 //! Tests on a terminal, with script(1) from util-linux. The command is in our process group and reads the terminal.
 #![cfg(target_os = "linux")]
 
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
 
-use crate::support::{Holder, Sandbox, is_alive, send, wait_until};
+use crate::support::{Holder, Sandbox, is_alive, line_with, send, wait_until};
 
 /// Runs `line` in a shell on a new terminal. The stdin of the returned process is the keyboard of the terminal.
 fn on_terminal(sandbox: &Sandbox, line: &str) -> Holder {
@@ -21,6 +21,97 @@ fn on_terminal(sandbox: &Sandbox, line: &str) -> Holder {
 
 fn type_in(holder: &mut Holder, text: &str) {
     holder.process.stdin.as_mut().unwrap().write_all(text.as_bytes()).unwrap();
+}
+
+/// Runs `line` on a terminal of 80 columns and 24 lines, and returns what it printed.
+fn on_80_columns(sandbox: &Sandbox, line: &str) -> String {
+    let holder = on_terminal(sandbox, &format!("stty cols 80 rows 24; echo begin; {line}"));
+    holder.end().expect(0).stdout
+}
+
+/// Returns the lines that a terminal shows for `text`, one after another, without colors.
+fn shown_lines(text: &str) -> Vec<String> {
+    let parts = text.split(['\r', '\n']);
+    parts.map(without_colors).filter(|line| !line.trim().is_empty()).collect()
+}
+
+fn without_colors(text: &str) -> String {
+    let mut parts = text.split('\u{1b}');
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| {
+        text + part.split_once(|c: char| c.is_ascii_alphabetic()).map_or("", |(_, after)| after)
+    })
+}
+
+#[test]
+fn the_waiting_line_fits_80_columns_and_is_renewed() {
+    let sandbox = Sandbox::new();
+    let note = "release_1.2.3_of_the_web_shop_and_all_of_its_many_services";
+    let _first =
+        sandbox.hold(&format!("run deploy/prod --owner alice --note {note}"), "echo ready; sleep 1000");
+    let mut before = sandbox.leasehold(["run", "deploy/prod", "--", "true"]);
+    let mut before = before.stderr(Stdio::piped()).spawn().unwrap();
+    line_with(&mut BufReader::new(before.stderr.take().unwrap()), "first in line");
+    let mut waiter = on_terminal(
+        &sandbox,
+        "stty cols 80 rows 24; echo begin; \"$LEASEHOLD\" run deploy/prod --wait 5s -- true; echo over",
+    );
+    let mut printed = Vec::new();
+    while !String::from_utf8_lossy(&printed).contains("second in line") {
+        assert!(waiter.stdout.read_until(b'\r', &mut printed).unwrap() > 0, "it ended");
+    }
+    // The place is renewed when a waiter before it gives up.
+    send(i32::try_from(before.id()).unwrap(), Signal::INT);
+    before.wait().unwrap();
+    let printed = String::from_utf8(printed).unwrap() + &waiter.end().expect(0).stdout;
+    let lines = shown_lines(&printed);
+    let waiting: Vec<&String> = lines.iter().filter(|line| line.contains("Waiting for")).collect();
+    assert!(!waiting.is_empty() && waiting.iter().all(|line| line.chars().count() <= 80), "{lines:?}");
+    assert!(waiting[0].contains("deploy/prod: alice@") && waiting[0].contains(", held "), "{waiting:?}");
+    assert!(waiting.iter().any(|line| line.contains("\u{2026}\"")), "the note is cut: {waiting:?}");
+    assert!(waiting.iter().any(|line| line.contains("; first in line")), "{waiting:?}");
+    assert!(waiting.iter().any(|line| line.contains(", held 3s")), "{waiting:?}");
+    let error = lines.iter().find(|line| line.starts_with("error: ")).unwrap();
+    assert!(error.contains(note) && !error.contains(" for 0ms"), "{error}");
+}
+
+#[test]
+fn ls_fits_a_terminal_and_has_colors_there() {
+    let sandbox = Sandbox::new();
+    let _holder = sandbox.hold(&format!("run x --note {}", "n".repeat(100)), "echo ready; sleep 1000");
+    let printed = on_80_columns(&sandbox, "\"$LEASEHOLD\" ls; NO_COLOR=1 \"$LEASEHOLD\" ls");
+    let lines = shown_lines(&printed);
+    assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:?}");
+    assert_eq!(lines.iter().filter(|line| line.ends_with('\u{2026}')).count(), 2, "{lines:?}");
+    assert_eq!(printed.matches("\u{1b}[1;32mheld\u{1b}[0m").count(), 1, "{printed:?}");
+    let piped = sandbox.run("ls").expect(0).stdout;
+    assert!(piped.contains(&"n".repeat(100)) && !piped.contains('\u{1b}'), "{piped}");
+}
+
+#[test]
+fn ls_repaints_a_terminal() {
+    let sandbox = Sandbox::new();
+    for n in 0..30 {
+        sandbox.run(&format!("run lock-{n} -- true")).expect(0);
+    }
+    let line = "timeout --foreground -s INT 2 \"$LEASEHOLD\" ls --watch=100ms || true";
+    let printed = on_80_columns(&sandbox, line);
+    let frames: Vec<&str> = printed.split("\u{1b}[H").skip(1).collect();
+    assert!(frames.len() > 1, "{printed:?}");
+    for frame in &frames[..frames.len() - 1] {
+        assert!(frame.matches('\n').count() <= 24, "{frame:?}");
+        assert!(frame.contains("... and 10 more lines") && frame.ends_with("\u{1b}[J"), "{frame:?}");
+    }
+}
+
+#[test]
+fn the_default_store_is_announced_on_a_terminal_only_if_there_are_others() {
+    let sandbox = Sandbox::new();
+    let quiet = on_80_columns(&sandbox, "\"$LEASEHOLD\" run x -- true");
+    assert!(!quiet.contains("no store is chosen"), "{quiet}");
+    sandbox.write("config/leasehold/config.toml", "[stores.prod]\nurl = \"sqlite:/x.db\"\n");
+    let warned = on_80_columns(&sandbox, "\"$LEASEHOLD\" run x -- true; \"$LEASEHOLD\" run x -- true");
+    assert_eq!(warned.matches("no store is chosen").count(), 1, "{warned}");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::support::{Holder, Outcome, Sandbox, is_alive, wait_until};
 #[test]
 fn acquire_prints_only_a_ticket_that_renew_and_release_accept() {
     let sandbox = Sandbox::new();
-    let acquired = sandbox.run("acquire deploy/prod --ttl 10m").expect(0);
+    let acquired = sandbox.run("acquire -s sqlite: deploy/prod --ttl 10m").expect(0);
     assert_eq!(acquired.stderr, "");
     let ticket = acquired.stdout.trim();
     assert!(ticket.starts_with("lh2_") && !ticket.contains(char::is_whitespace), "{ticket}");

@@ -19,9 +19,8 @@ fn the_command_and_the_server_see_the_same_locks() {
     assert_eq!(held.body["ttl_ms"], 600_000);
     let token = held.body["token"].as_u64().unwrap();
     let listed = sandbox.run("ls").expect(0).stdout;
-    assert!(
-        listed.contains("deploy/prod") && listed.contains("by curl") && listed.contains(&token.to_string())
-    );
+    assert!(listed.contains("deploy/prod") && listed.contains("by curl"), "{listed}");
+    assert!(sandbox.run("show deploy/prod").expect(0).stdout.contains(&token.to_string()));
     sandbox.run("run -n deploy/prod -- true").expect(123);
     sandbox.run(&format!("renew {}", held.ticket())).expect(0);
     assert_eq!(server.release(&held.ticket()).expect(200).body["released"], true);

@@ -14,6 +14,7 @@ use crate::proof::trust::within;
 use crate::proof::{LIMIT, probe, probe_metadata};
 use crate::register::{Body, Head, MAX_OBJECT_BYTES, Precondition, Register, RegisterCapabilities, Write};
 use crate::retry::RetryBudget;
+use crate::types::set_span;
 
 /// The time limit of a request with a small body, and how many bytes of a large one add a second to it.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
@@ -369,7 +370,7 @@ impl Driver<'_> {
         let bound = took.max(SHORTEST_TRY) * 2_u32.pow(conflicts.min(MAX_DOUBLINGS));
         let pause = bound.min(LONGEST_PAUSE).mul_f64(env.random.fraction());
         if pause >= self.budget.left() {
-            return Err(self.change.contended(format!("{:?}", self.change.limits.within)));
+            return Err(self.change.contended(set_span(self.change.limits.within)));
         }
         tracing::debug!(key = self.change.key, conflicts, ?pause, "changed by another client; trying again");
         env.sleep(pause).await;

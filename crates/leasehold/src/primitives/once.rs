@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
 use crate::lease::{Holder, HolderInfo, Released, Token};
 use crate::lock::Lock;
-use crate::types::MAX_HOLD;
+use crate::types::{MAX_HOLD, set_span};
 
 /// A job that several machines start and that runs once per period. Created by [`Lock::once_per`].
 ///
@@ -279,8 +279,8 @@ impl OncePer {
     fn check(&self) -> Result<()> {
         if self.period.is_zero() || self.period > Self::LONGEST {
             return Err(Error::invalid(format!(
-                "period {:?} is out of range (more than 0, at most 366 days)",
-                self.period
+                "period {} is out of range (more than 0, at most 366 days)",
+                set_span(self.period)
             ))
             .with_help("the period is the minimum time between the grants of two runs"));
         }

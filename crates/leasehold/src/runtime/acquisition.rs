@@ -30,7 +30,7 @@ use crate::runtime::outage::{Outage, WaitLimit};
 use crate::runtime::queue::{Entry, OnWait, Queue, Served, Turn, Wish};
 use crate::runtime::renewer::{CohortGrant, Hold, keep};
 use crate::runtime::task;
-use crate::types::LockName;
+use crate::types::{LockName, set_span};
 
 /// An acquisition ends with an error after this many grants in a row that came too late to be used.
 const LATE_GRANTS: u32 = 3;
@@ -476,12 +476,12 @@ impl Contender {
     }
 
     fn too_late(&self, took: Duration) -> Error {
-        let (name, ttl) = (&self.claim.name, self.claim.ttl.get());
+        let (name, ttl) = (&self.claim.name, set_span(self.claim.ttl.get()));
         Error::new(
             ErrorKind::Unavailable,
             format!(
                 "lock `{name}`: {LATE_GRANTS} grants in a row expired before they arrived: the last one took \
-                 {took:.1?}, and the ttl is {ttl:?}"
+                 {took:.1?}, and the ttl is {ttl}"
             ),
         )
         .with_help("use a ttl of several round trips to the store")

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::invalid::InvalidValue;
+use super::span::set_span;
 use crate::clock::{Deadline, Moment, RATE_ERROR};
 
 /// A lease's time to live, and the spans of holder and contender that follow from it.
@@ -39,7 +40,7 @@ impl Ttl {
         if (Self::MIN..=Self::MAX).contains(&ttl) {
             return Ok(Self(Duration::from_millis(ttl.as_millis() as u64)));
         }
-        Err(InvalidValue::new(format!("a ttl of {ttl:?} is out of range"))
+        Err(InvalidValue::new(format!("a ttl of {} is out of range", set_span(ttl)))
             .with_help(
                 "the ttl is between 500ms and 24h; a lease is renewed for as long as it is held, so 30s is suitable \
                  for most locks",

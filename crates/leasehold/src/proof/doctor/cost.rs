@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::{Examination, Finding};
+use crate::types::set_span;
 
 /// A provider's prices for requests. Compared with these, storage and traffic are negligible for locks.
 struct Prices {
@@ -106,11 +107,11 @@ pub(super) fn finding(store: &str, cost: Option<&Cost>, listed: bool, examinatio
     };
     let Examination { locks, acquisitions_per_day, ttl, .. } = examination;
     let what = format!(
-        "{} writes and {} reads a month, for {locks} held all the time with a ttl of {:?} and {acquisitions_per_day} \
+        "{} writes and {} reads a month, for {locks} held all the time with a ttl of {} and {acquisitions_per_day} \
          acquisitions a day",
         cost.writes_per_month,
         cost.reads_per_month,
-        ttl.get(),
+        set_span(ttl.get()),
     );
     if listed {
         let seen = format!("${:.2} a month at list prices of {}: {what}", cost.usd_per_month, cost.prices);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::{CheckStatus, Finding};
-use crate::types::{RENEW_AFTER, RENEW_SPREAD, Ttl, attempt_limit};
+use crate::types::{RENEW_AFTER, RENEW_SPREAD, Ttl, attempt_limit, set_span};
 
 /// How long one operation took, over several runs.
 ///
@@ -133,14 +133,14 @@ pub(super) fn ttl_finding(found: Option<SmallestTtl>, ttl: Ttl) -> Finding {
         },
         str::to_owned,
     );
-    let seen = format!("{:?}: {because}", found.smallest.get());
+    let seen = format!("{}: {because}", set_span(found.smallest.get()));
     if ttl >= found.smallest {
         return Finding::passed(CHECK, seen);
     }
     Finding::new(CHECK, CheckStatus::Warning, seen).with_help(format!(
-        "a ttl of {:?} is too short here: a slow response would lose the lock; use --ttl {:?} or more",
-        ttl.get(),
-        found.smallest.get()
+        "a ttl of {} is too short here: a slow response would lose the lock; use --ttl {} or more",
+        set_span(ttl.get()),
+        set_span(found.smallest.get())
     ))
 }
 

@@ -53,6 +53,10 @@ impl Directory {
     pub(super) fn init(&self) -> Result<(), Fault> {
         // Names and notes of locks may be confidential.
         match DirBuilder::new().mode(0o700).create(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let help = "create the folder above it; if it is on a mount, check that the mount is there";
+                return Err(errors::fault("create", &self.path, &error).with_help(help));
+            }
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 return Err(errors::fault("create", &self.path, &error));
             }

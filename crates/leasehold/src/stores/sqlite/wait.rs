@@ -45,6 +45,10 @@ impl Watch for SqliteLeases {
                 {
                     return Ok(());
                 }
+                // A waiter before it has left the line. The caller reports its new place.
+                (Standing::Taken(_), _) if joins && seen.ahead.is_some_and(|seen| seen != ahead) => {
+                    return Ok(());
+                }
                 // It was passed over, and joins again.
                 (Standing::Taken(_), _) if joins && !poll.has_place => return Ok(()),
                 (Standing::JustDied, _) => {
