@@ -18,12 +18,24 @@ pub use self::server::MariadbServer;
 use crate::chaos::{plan::Kind as Fault, scenario::Scenario};
 use crate::conformance::Harness;
 use crate::harness::Fresh;
+use crate::launch::options;
+use crate::peers::Program;
 use crate::servers::{Server, parsed, unique, with_option};
 use crate::test_store::{Bench, Kind, Reaper, Storage, TestStore};
 
 impl Server {
     /// MariaDB.
     pub const MYSQL: Self = Self { variable: "LEASEHOLD_TEST_MYSQL" };
+}
+
+impl Program {
+    /// A peer: ShedLock's JDBC provider on this store.
+    pub const SHEDLOCK_ON_MYSQL: Self = Self::peer("LEASEHOLD_TEST_PEER_SHEDLOCK", |url| {
+        let server = parsed(url);
+        let (host, user) = (server.authority().expect("a host"), server.user().expect("a user"));
+        let jdbc = format!("jdbc:mariadb://{host}{}?user={user}", server.path());
+        options(&[("--jdbc", &jdbc), ("--table", &table(url))])
+    });
 }
 
 /// MySQL.
@@ -64,7 +76,7 @@ impl TestStore for Mysql {
     }
 
     fn reaper(&self) -> Reaper {
-        Reaper::Contenders
+        Reaper::StoreClock
     }
 
     #[cfg(feature = "chaos")]

@@ -23,7 +23,8 @@ const START: Duration = Duration::from_secs(90);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// What the server runs at each start. A replica does not copy it.
-const INIT: &str = "SET SESSION sql_log_bin = 0;
+const INIT: &str = "SET SESSION sql_log_bin = 0, autocommit = 1;
+SET SESSION TRANSACTION READ WRITE;
 CREATE DATABASE IF NOT EXISTS locks;
 CREATE USER IF NOT EXISTS leasehold@'%';
 GRANT ALL ON *.* TO leasehold@'%' WITH GRANT OPTION;
@@ -156,7 +157,8 @@ impl MariadbServer {
             let ended = self.process.as_mut().is_none_or(|process| !matches!(process.try_wait(), Ok(None)));
             if ended || SystemClock.now().longest_since(start) > START {
                 let log = fs::read_to_string(self.folder.with_extension("log")).unwrap_or_default();
-                return Err(io::Error::other(format!("MariaDB does not start: {log}")));
+                let end: Vec<_> = log.lines().rev().take(20).collect();
+                return Err(io::Error::other(format!("MariaDB does not start: {end:#?}")));
             }
             SystemClock.sleep(PAUSE).await;
         }

@@ -65,7 +65,7 @@ fn meaning(code: u16) -> Option<Meaning> {
             ErrorKind::Invalid,
             "a value does not fit into its column: `leasehold doctor` compares the columns of the table {table}",
         ),
-        1048 | 1441 => {
+        1048 | 1441 | 1690 => {
             (ErrorKind::Invalid, "the cooldown, or the lease, ends after the year 9999: use a shorter one")
         }
         1040 | 1203 | 1226 => (

@@ -106,7 +106,7 @@ impl ServerInfo {
     /// send it to another one, such as a replica or a new primary.
     pub(super) fn guard(&self) -> String {
         let same = match self.variable("server_uuid") {
-            "" => "CONCAT_WS(' ', @@server_id, @@hostname, @@port)",
+            "" => "CONCAT_WS(' ', @@global.server_id, @@hostname, @@port)",
             _ => "@@server_uuid",
         };
         format!(

@@ -94,12 +94,9 @@ impl Session {
         )
     }
 
-    /// Returns whether the server has committed what the latest request wrote. Without `autocommit`, which a proxy may have
-    /// lost, it has not.
+    /// Returns whether the server has committed what the latest request wrote.
     fn has_committed(&self) -> bool {
-        let flags = self.conn.last_ok_packet().map(|answer| answer.status_flags()).unwrap_or_default();
-        flags.contains(StatusFlags::SERVER_STATUS_AUTOCOMMIT)
-            && !flags.contains(StatusFlags::SERVER_STATUS_IN_TRANS)
+        self.conn.last_ok_packet().is_some_and(|answer| is_committed(answer.status_flags()))
     }
 }
 
@@ -249,6 +246,11 @@ impl Used {
             .ok_or_else(|| Fault::unavailable("the connection to MySQL is closed").not_applied())
     }
 
+    /// Closes the connection.
+    pub(super) fn close(&mut self) {
+        self.session = None;
+    }
+
     /// Sends one request. The last statement may return the time and whether the server is the same, in columns `now_us`
     /// and `is_same`. After an error of the connection, and if the future is dropped, all connections are closed: the
     /// unused ones may be dead too, and each would cost an attempt. Returns no answers if the row to insert is there.
@@ -318,6 +320,13 @@ impl Drop for Running<'_> {
     }
 }
 
+/// Returns whether the server commits each statement, and has no transaction open. Without `autocommit`, which a proxy may
+/// have lost, a write that succeeds is not committed.
+fn is_committed(flags: StatusFlags) -> bool {
+    flags.contains(StatusFlags::SERVER_STATUS_AUTOCOMMIT)
+        && !flags.contains(StatusFlags::SERVER_STATUS_IN_TRANS)
+}
+
 fn has(row: &Row, column: &str) -> bool {
     row.columns_ref().iter().any(|there| there.name_str() == column)
 }
@@ -330,5 +339,18 @@ fn silent(host: &Host) -> StoreError {
 pub(super) fn not_applied(error: StoreError) -> StoreError {
     match error {
         StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault) => fault.not_applied(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_counts_only_if_it_was_committed() {
+        let commits = StatusFlags::SERVER_STATUS_AUTOCOMMIT;
+        assert!(is_committed(commits));
+        assert!(!is_committed(StatusFlags::empty()));
+        assert!(!is_committed(commits | StatusFlags::SERVER_STATUS_IN_TRANS));
     }
 }

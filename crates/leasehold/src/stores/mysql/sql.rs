@@ -85,7 +85,7 @@ pub(super) fn write(table: &str, guard: &str, writing: &Writing, kept: Duration,
     let Writing { change, tokens, name, expect, record, columns, prolongs } = writing;
     let grants = *change == Change::Grant;
     let by = locked_by(record.grant);
-    let until = time(&format!("{NOW_US} + {}", micros(kept)));
+    let until = time(&format!("{NOW_US} + {}", number(micros(kept))));
     let size = recorded(record.size).map_or("NULL".to_owned(), |size| size.to_string());
     let token = match tokens {
         Some(tokens) => format!("GREATEST(l.token + {tokens}, {NOW_US})"),
@@ -125,7 +125,7 @@ pub(super) fn write(table: &str, guard: &str, writing: &Writing, kept: Duration,
             format!("{} AND {}", has_version(version), is_ended())
         }
         (None, Some(version)) if *change == Change::Renew => {
-            format!("{} AND l.written_us + {} > {NOW_US}", has_version(version), micros(*prolongs))
+            format!("{} AND l.written_us + {} > {NOW_US}", has_version(version), number(micros(*prolongs)))
         }
         (None, Some(version)) => has_version(version),
         (None, None) => "true".to_owned(),

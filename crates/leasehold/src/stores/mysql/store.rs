@@ -87,8 +87,16 @@ impl MysqlStore {
         let now = self.env.now();
         let (clock_us, session) = (self.sessions.clock_us(now), used.session()?);
         if *change == Change::Grant && clock_us < session.grants_from_us {
-            let left = u64::try_from(session.grants_from_us - clock_us).unwrap_or(0);
-            return Ok(Written::Withheld(Box::new(grace::withheld("MySQL", Duration::from_micros(left)))));
+            // Only a read shows who has the lock.
+            if tokens.is_some() {
+                return Ok(Written::Conflict(Refusal::Unexplained));
+            }
+            let left = Duration::from_micros(u64::try_from(session.grants_from_us - clock_us).unwrap_or(0));
+            // The clock may have been set back. The next connection records that.
+            if left > self.sessions.connector.location.failover_grace {
+                used.close();
+            }
+            return Ok(Written::Withheld(Box::new(grace::withheld("MySQL", left))));
         }
         let left = attempt_limit(record.ttl()).saturating_sub(now.longest_since(began));
         let too_late_us = match change {
