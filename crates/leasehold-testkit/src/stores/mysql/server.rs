@@ -143,6 +143,7 @@ impl MariadbServer {
         command.args([
             "--tmpdir=.",
             "--log-bin=binlog",
+            "--log-slave-updates",
             "--innodb-buffer-pool-size=16M",
             "--innodb-log-file-size=8M",
         ]);
