@@ -92,8 +92,8 @@ together() {
 need_packages() {
     need curl curl ca-certificates && need openssl openssl && need python3 python3 && need go golang-go ca-certificates &&
         need javac default-jdk-headless && need mvn maven && need jq jq && need sqlite3 sqlite3 &&
-        need faketime faketime && need node nodejs && need npm npm && need ruby ruby && need_postgresql &&
-        need_pgbouncer && need_redis || return 1
+        need faketime faketime && need node nodejs && need npm npm && need ruby ruby && need_mariadb &&
+        need_postgresql && need_pgbouncer && need_redis || return 1
     ruby -e 'require "minitest"' 2>/dev/null || install_packages ruby-minitest || return 1
     python3 -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
 }
@@ -142,6 +142,16 @@ as_root() {
         sudo "$@"
     fi
 }
+
+# Does not install the package mariadb-server, which creates a database and starts a service. mariadbd is in /usr/sbin,
+# which a user's PATH may lack.
+need_mariadb() {
+    [[ -x $(mariadbd) ]] && need mariadb-install-db mariadb-server-core && need mariadb mariadb-client-core ||
+        install_packages mariadb-server-core mariadb-client-core
+}
+
+# Prints the path of mariadbd. `command -v` would find this function.
+mariadbd() { PATH=$PATH:/usr/sbin type -P mariadbd; }
 
 # Prevents PostgreSQL's package from creating and starting a cluster, because the tests start a separate one.
 need_postgresql() {

@@ -17,7 +17,7 @@ start_servers() {
     local server failed=0
     name_programs || failed=1
     for server in moto_s3 moto_dynamodb minio dynamodb_local fake_gcs bad_gcs s3_ignoring s3_racy dynamodb_racy etcd \
-        azurite kube_apiserver postgresql pgbouncer redis valkey; do
+        azurite kube_apiserver mariadb postgresql pgbouncer redis valkey; do
         "start_$server" || failed=1
     done
     return "$failed"
@@ -218,6 +218,28 @@ start_postgresql() {
     export LEASEHOLD_TEST_POSTGRES="postgres://leasehold@127.0.0.1:$port/postgres"
 }
 
+# The user may do everything, and has no password.
+start_mariadb() {
+    local port data=$scratch/mariadb as=()
+    port=$(free_port) || return 1
+    if ((EUID == 0)); then
+        as=("${as_postgres[@]}")
+        install -d -o postgres -g postgres "$data" && chmod o+x "$scratch" || return 1
+    fi
+    (cd / && "${as[@]}" mariadb-install-db --no-defaults --datadir="$data" --tmpdir="$data" --skip-test-db \
+        --auth-root-authentication-method=normal) >"$scratch/mariadb-install-db.log" 2>&1 ||
+        { tail -n 20 "$scratch/mariadb-install-db.log"; return 1; }
+    cat >"$scratch/mariadb.sql" <<'SQL' || return 1
+CREATE DATABASE IF NOT EXISTS locks;
+CREATE USER IF NOT EXISTS leasehold@'%';
+GRANT ALL ON *.* TO leasehold@'%' WITH GRANT OPTION;
+SQL
+    start mariadb "$port" mariadb_is_ready "${as[@]}" "$(mariadbd)" --no-defaults --datadir="$data" \
+        --bind-address=127.0.0.1 --port="$port" --socket="$data/socket" --tmpdir="$data" --skip-name-resolve --max-connections=400 \
+        --innodb-flush-log-at-trx-commit=0 --init-file="$scratch/mariadb.sql" || return 1
+    export LEASEHOLD_TEST_MYSQL="mysql://leasehold@127.0.0.1:$port/locks"
+}
+
 # Starts pgbouncer in front of PostgreSQL. Its databases `transaction` and `session` have pools of these modes, `single`
 # has one connection, and `counted` is for one test.
 start_pgbouncer() {
@@ -320,6 +342,8 @@ name_servers() {
     export LEASEHOLD_TEST_DYNAMODB_LOCAL_SERVER=$PWD/$SERVER_FILES/LoopbackDynamoDb.java
     export LEASEHOLD_TEST_DYNAMODB_LOCAL_JARS LEASEHOLD_TEST_POSTGRES_PROGRAMS
     LEASEHOLD_TEST_POSTGRES_PROGRAMS=$(postgresql_programs)
+    export LEASEHOLD_TEST_MARIADB_SERVER
+    LEASEHOLD_TEST_MARIADB_SERVER=$(mariadbd)
     export LEASEHOLD_TEST_REDIS_SERVER LEASEHOLD_TEST_REDIS_SENTINEL LEASEHOLD_TEST_VALKEY_SERVER
     LEASEHOLD_TEST_REDIS_SERVER=$(redis_program redis-server)
     LEASEHOLD_TEST_REDIS_SENTINEL=$(redis_program redis-sentinel)
@@ -375,6 +399,8 @@ listens() { (: <"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 etcd_is_healthy() { request "http://127.0.0.1:$1/health"; }
 
 postgresql_is_ready() { psql -XAtqc 'SELECT' "postgresql://leasehold@127.0.0.1:$1/postgres" >/dev/null 2>&1; }
+
+mariadb_is_ready() { mariadb --no-defaults -h 127.0.0.1 -P "$1" -u leasehold -e 'SELECT 1' locks >/dev/null 2>&1; }
 
 redis_is_ready() { [[ $(redis-cli -p "$1" ping 2>/dev/null) == PONG ]]; }
 

@@ -1,5 +1,8 @@
 //! Servers that chaos and the benchmark start themselves, each on its own port and with its own data.
 
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) mod unprivileged;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;

@@ -27,6 +27,8 @@ pub mod http;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 pub mod memory;
+#[cfg(feature = "mysql")]
+pub mod mysql;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "redis")]
@@ -86,6 +88,8 @@ stores! {
     dir::Dir { dir: shared }
     #[cfg(feature = "http")]
     http::Http { http_sqlite: alone }
+    #[cfg(feature = "mysql")]
+    mysql::Mysql { mysql: shared }
     #[cfg(feature = "postgres")]
     postgres::Postgres { postgres: shared, postgres_pgbouncer: alone }
     #[cfg(feature = "redis")]

@@ -1,4 +1,4 @@
-//! A TCP proxy for servers whose requests the HTTP proxy cannot parse: etcd, PostgreSQL and Redis.
+//! A TCP proxy for servers whose requests the HTTP proxy cannot parse: etcd, MySQL, PostgreSQL and Redis.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -10,13 +10,15 @@ macro_rules! on_storage {
     };
 }
 
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "mysql", feature = "postgres", feature = "redis"))]
 #[cfg_attr(not(feature = "chaos"), allow(dead_code, reason = "not every store needs all of it"))]
 mod access;
 #[cfg(feature = "etcd")]
 mod access_etcd;
 #[cfg(feature = "kubernetes")]
 mod access_kubernetes;
+#[cfg(feature = "mysql")]
+mod access_mysql;
 #[cfg(feature = "postgres")]
 mod access_postgres;
 #[cfg(feature = "redis")]
@@ -41,6 +43,8 @@ mod conformance;
 mod credentials_gcs;
 mod documents;
 mod evidence;
+#[cfg(feature = "mysql")]
+mod failover_mysql;
 #[cfg(feature = "postgres")]
 mod failover_postgres;
 #[cfg(feature = "redis")]
@@ -55,6 +59,7 @@ mod frozen_etcd;
     feature = "dynamodb",
     feature = "etcd",
     feature = "kubernetes",
+    feature = "mysql",
     feature = "postgres",
     feature = "redis"
 ))]
@@ -70,6 +75,8 @@ mod interop_etcd;
 mod interop_existence;
 #[cfg(feature = "kubernetes")]
 mod interop_kubernetes;
+#[cfg(feature = "mysql")]
+mod interop_mysql;
 #[cfg(feature = "postgres")]
 mod interop_postgres;
 #[cfg(feature = "redis")]
@@ -98,6 +105,8 @@ mod processes_etcd;
 mod refused;
 #[cfg(feature = "etcd")]
 mod rules_etcd;
+#[cfg(feature = "mysql")]
+mod rules_mysql;
 #[cfg(feature = "postgres")]
 mod rules_postgres;
 #[cfg(feature = "redis")]

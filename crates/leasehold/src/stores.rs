@@ -12,6 +12,8 @@ mod buckets;
 mod certificates;
 #[cfg(feature = "_columns")]
 mod columns;
+#[cfg(feature = "_table")]
+mod database;
 #[cfg(feature = "dir")]
 pub mod dir;
 #[cfg(feature = "dynamodb")]
@@ -32,6 +34,8 @@ pub mod http;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 pub mod memory;
+#[cfg(feature = "mysql")]
+pub mod mysql;
 #[cfg(any(feature = "_columns", feature = "sqlite"))]
 #[cfg_attr(
     not(feature = "_columns"),
@@ -50,6 +54,8 @@ mod password;
 pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "_table")]
+mod rows;
 #[cfg(feature = "s3")]
 pub mod s3;
 #[cfg(feature = "sqlite")]
@@ -223,6 +229,16 @@ pub const STORES: &[StoreKind] = &[
         example: "k8s://namespace",
         feature: Some("kubernetes"),
         open: with_feature!("kubernetes", kubernetes::open),
+        keeps_objects: false,
+        open_object: None,
+    },
+    StoreKind {
+        scheme: "mysql",
+        name: "MySQL or MariaDB table, compatible with ShedLock",
+        can: "fencing tokens, cooldowns, history, waiters in order of arrival",
+        example: "mysql://user@host/database",
+        feature: Some("mysql"),
+        open: with_feature!("mysql", mysql::open),
         keeps_objects: false,
         open_object: None,
     },

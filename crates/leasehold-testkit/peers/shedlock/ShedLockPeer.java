@@ -5,11 +5,11 @@ import java.util.TimeZone;
 import net.javacrumbs.shedlock.core.LockConfiguration;
 import net.javacrumbs.shedlock.core.SimpleLock;
 import net.javacrumbs.shedlock.provider.jdbctemplate.JdbcTemplateLockProvider;
-import org.postgresql.ds.PGSimpleDataSource;
 import org.springframework.jdbc.core.JdbcTemplate;
+import org.springframework.jdbc.datasource.DriverManagerDataSource;
 
 /**
- * Acquires locks in PostgreSQL with ShedLock's JDBC provider.
+ * Acquires locks in PostgreSQL or MariaDB with ShedLock's JDBC provider.
  *
  * <pre>--jdbc URL --table TABLE --lock NAME --ttl SECONDS [--zone ZONE]</pre>
  *
@@ -28,8 +28,7 @@ final class ShedLockPeer implements Peers.Lock {
             TimeZone.setDefault(TimeZone.getTimeZone(options.text("zone")));
         }
         this.options = options;
-        PGSimpleDataSource source = new PGSimpleDataSource();
-        source.setUrl(options.text("jdbc"));
+        DriverManagerDataSource source = new DriverManagerDataSource(options.text("jdbc"));
         provider = new JdbcTemplateLockProvider(JdbcTemplateLockProvider.Configuration.builder()
                 .withJdbcTemplate(new JdbcTemplate(source))
                 .withTableName(options.text("table"))

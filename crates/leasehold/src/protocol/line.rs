@@ -91,6 +91,12 @@ impl Line {
         Self { leasehold: FORMAT, last: waiters.last().map_or(0, |last| last.number), waiters }
     }
 
+    /// Returns the number of the last entry, served or not, and 0 if there is none.
+    #[cfg_attr(not(feature = "mysql"), allow(dead_code, reason = "only MySQL compares it"))]
+    pub(crate) fn back(&self) -> u64 {
+        self.waiters.last().map_or(0, |last| last.number)
+    }
+
     /// Returns whether there are no entries, served or not.
     pub(crate) fn is_empty(&self) -> bool {
         self.waiters.is_empty()

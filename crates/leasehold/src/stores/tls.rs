@@ -1,4 +1,4 @@
-//! TLS for stores whose client library takes an open connection: PostgreSQL and Redis.
+//! TLS for stores whose clients use rustls: MySQL, PostgreSQL and Redis.
 
 use std::sync::Arc;
 
@@ -12,17 +12,7 @@ use crate::stores::hosts::Tls;
 /// Returns the TLS configuration of a client for `store`. Blocks, because the files may be on a disk that hangs.
 pub(super) fn client_config(tls: &Tls, store: &str) -> Result<ClientConfig, Error> {
     let mut roots = RootCertStore::empty();
-    match &tls.authority {
-        Some(file) => {
-            for certificate in certificates(file, "ca")? {
-                roots.add(certificate).map_err(|error| unreadable(file, "ca", &error))?;
-            }
-        }
-        None => {
-            // Ignores certificates that cannot be parsed.
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        }
-    }
+    roots.add_parsable_certificates(authorities(tls)?);
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let no_client = |error: rustls::Error| {
         Error::invalid(format!(
@@ -43,6 +33,29 @@ pub(super) fn client_config(tls: &Tls, store: &str) -> Result<ClientConfig, Erro
             builder.with_client_auth_cert(chain, key).map_err(no_client)
         }
     }
+}
+
+/// Returns the certificates of the authorities to trust. Blocks.
+pub(super) fn authorities(tls: &Tls) -> Result<Vec<CertificateDer<'static>>, Error> {
+    let is_readable = |der: &CertificateDer<'static>| RootCertStore::empty().add(der.clone());
+    let Some(file) = &tls.authority else {
+        // Ignores certificates that cannot be parsed.
+        let mut system = rustls_native_certs::load_native_certs().certs;
+        system.retain(|der| is_readable(der).is_ok());
+        return Ok(system);
+    };
+    let given = certificates(file, "ca")?;
+    match given.iter().find_map(|der| is_readable(der).err()) {
+        Some(error) => Err(unreadable(file, "ca", &error)),
+        None => Ok(given),
+    }
+}
+
+/// Returns the texts of the client's certificate and its key. Blocks.
+#[cfg(feature = "mysql")]
+pub(super) fn identity(tls: &Tls) -> Result<Option<(Vec<u8>, Vec<u8>)>, Error> {
+    let texts = |(certificate, key): &(String, String)| Ok((read(certificate, "cert")?, read(key, "key")?));
+    tls.identity.as_ref().map(texts).transpose()
 }
 
 fn certificates(file: &str, option: &str) -> Result<Vec<CertificateDer<'static>>, Error> {

@@ -80,6 +80,8 @@ options! {
     /// For stores whose servers alone decide when a lease ends.
     SERVERS_CLOCK {
         "margin": Duration(24), "`5s`", "the largest step of the server's clock", of_locks;
+    }
+    NOTIFIES {
         "notify": Switch, "`on`", "`off`: releases notify no waiter, and waiters only poll", of_locks;
     }
     /// The one consent to plaintext.
@@ -168,6 +170,11 @@ options! {
         "endpoint": Url(&[]), "the kubeconfig's", "an API server, instead of a kubeconfig", identity("");
         "token_file": File(&[]), "none", "with `endpoint`: a file with a token", secret;
     }
+    MYSQL {
+        "table": Text(is_mysql_table, "the name of a table, of at most 64 characters", "locks"), "`leasehold`",
+            "the table", identity("");
+        "failover_grace": Duration(48), "`0s`", GRACE, of_locks;
+    }
     POSTGRES {
         "table": Text(is_table, "the name of a table, of at most 63 bytes", "locks.leasehold"), "`leasehold`",
             "the table, with its schema unless that is `public`", identity("public.");
@@ -238,10 +245,12 @@ schemes! {
         "an etcd store is etcd://host:2379,host2:2379/prefix/, for example etcd://host:2379/team/locks/";
     "k8s", Location::Name("namespace", is_label), KUBECONFIG, [KUBERNETES, HTTP, PLAINTEXT, CLOCK], [], [],
         "a Kubernetes store is k8s://namespace; a namespace has at most 63 lower-case letters, digits and `-`";
-    "postgres", hosts(5432, ""), None, [POSTGRES, TLS_BEYOND_THIS_MACHINE, TLS, PLAINTEXT, SERVERS_CLOCK],
+    "mysql", hosts(3306, ""), None, [MYSQL, TLS_BEYOND_THIS_MACHINE, TLS, PLAINTEXT, SERVERS_CLOCK], [("mariadb", None)],
+        [NO_STORE_CLOCK], "a MySQL or MariaDB store is mysql://user@host:3306/database?table=leasehold";
+    "postgres", hosts(5432, ""), None, [POSTGRES, TLS_BEYOND_THIS_MACHINE, TLS, PLAINTEXT, SERVERS_CLOCK, NOTIFIES],
         [("postgresql", None)], [NO_STORE_CLOCK, NO_SSLMODE],
         "a PostgreSQL store is postgres://user@host:5432/database?table=leasehold";
-    "redis", hosts(6379, "/0"), None, [REDIS, TLS_ON_DEMAND, TLS, PLAINTEXT, SERVERS_CLOCK],
+    "redis", hosts(6379, "/0"), None, [REDIS, TLS_ON_DEMAND, TLS, PLAINTEXT, SERVERS_CLOCK, NOTIFIES],
         [("rediss", WITH_TLS), ("valkey", None), ("valkeys", WITH_TLS)], [NO_STORE_CLOCK],
         "a Redis store is redis://user@host:6379/0?prefix=locks/";
     "https", hosts(443, ""), TOKEN, [SERVE, HTTP, PLAINTEXT, UNUSED_CLOCK], [], [], SERVER;
@@ -359,6 +368,12 @@ fn is_table(text: &str) -> bool {
         (1..=63).contains(&part.len()) && !part.contains('"') && !part.chars().any(is_unprintable)
     };
     text.split('.').count() <= 2 && text.split('.').all(fine)
+}
+
+fn is_mysql_table(text: &str) -> bool {
+    (1..=64).contains(&text.chars().count())
+        && !text.ends_with(' ')
+        && !text.chars().any(|c| "`./\\".contains(c) || is_unprintable(c))
 }
 
 /// Only leasehold's own keys contain `//`, so a prefix must not. Even with the longest name, the key is short.

@@ -1,8 +1,7 @@
 //! A PostgreSQL server that a test starts, stops and kills.
 
-use std::fs::{self, Permissions};
+use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -10,10 +9,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold::Locker;
 use leasehold::clock::{Clock, SystemClock};
-use rustix::process::{Pid, Signal, geteuid, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 
 use super::psql;
+use crate::launch::unprivileged::{folder_below, run, unprivileged};
 use crate::launch::{Measured, Protocol, free_port};
 use crate::servers::set_by_test;
 
@@ -46,9 +46,7 @@ impl PostgresServer {
     /// # Errors
     /// When the server does not start.
     pub async fn start_with(folder: &Path, settings: &[&str]) -> io::Result<Self> {
-        open_to_others(folder);
-        let data = folder.join("postgres");
-        make_folder(&data).await?;
+        let data = folder_below(folder, "postgres").await?;
         let mut initdb = program("initdb");
         initdb.arg("--pgdata").arg(&data).args([
             "--username=leasehold",
@@ -82,9 +80,7 @@ impl PostgresServer {
     /// # Errors
     /// When the standby does not start.
     pub async fn standby_below(&self, folder: &Path) -> io::Result<Self> {
-        open_to_others(folder);
-        let data = folder.join("postgres");
-        make_folder(&data).await?;
+        let data = folder_below(folder, "postgres").await?;
         let (host, port) = self.address.rsplit_once(':').unwrap_or((&self.address, ""));
         let mut backup = program("pg_basebackup");
         backup.args(["-h", host, "-p", port, "-U", "leasehold", "-R", "-X", "stream", "--checkpoint=fast"]);
@@ -255,48 +251,12 @@ impl Measured for PostgresServer {
     }
 }
 
-/// Returns a command that runs one of PostgreSQL's programs. PostgreSQL refuses to run as root, so root runs it as
-/// the user that Debian's package creates.
+/// Returns a command that runs one of PostgreSQL's programs.
 fn program(name: &str) -> Command {
-    let path = Path::new(&set_by_test("LEASEHOLD_TEST_POSTGRES_PROGRAMS", "server's programs")).join(name);
-    let mut command = if geteuid().is_root() {
-        let mut command = Command::new("setpriv");
-        command.args(["--reuid=postgres", "--regid=postgres", "--clear-groups"]).arg(path);
-        command
-    } else {
-        Command::new(path)
-    };
-    command.current_dir("/");
-    command
-}
-
-/// Creates the data folder for that user, if this process runs as root.
-async fn make_folder(data: &Path) -> io::Result<()> {
-    if !geteuid().is_root() {
-        return Ok(());
-    }
-    run(Command::new("install").args(["-d", "-m", "700", "-o", "postgres", "-g", "postgres"]).arg(data)).await
-}
-
-/// Makes `folder` accessible to that user if this process runs as root.
-fn open_to_others(folder: &Path) {
-    for folder in folder.ancestors().take(3).filter(|_| geteuid().is_root()) {
-        if let Ok(metadata) = fs::metadata(folder) {
-            let mode = metadata.permissions().mode() | 0o001;
-            let _ = fs::set_permissions(folder, Permissions::from_mode(mode));
-        }
-    }
+    unprivileged(&Path::new(&set_by_test("LEASEHOLD_TEST_POSTGRES_PROGRAMS", "server's programs")).join(name))
 }
 
 fn line(setting: &str) -> String {
     let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
     format!("{name} = '{value}'\n")
-}
-
-async fn run(command: &mut Command) -> io::Result<()> {
-    let output = command.stdin(Stdio::null()).kill_on_drop(true).output().await?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(io::Error::other(String::from_utf8_lossy(&output.stderr).into_owned()))
 }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::lease::StoreOptions;
-use crate::stores::hosts::{Host, Servers, Tls};
+use crate::stores::database::Database;
+use crate::stores::hosts::{Host, Tls};
 use crate::stores::password::Password;
 use crate::url::StoreUrl;
 
@@ -41,20 +42,7 @@ pub(super) struct Table {
 impl Location {
     pub(super) fn from_url(url: StoreUrl, options: &mut StoreOptions) -> Result<Self, Error> {
         let url = url.checked(options)?;
-        let mut servers = Servers::of(&url, url.port())?;
-        let stays_here = servers.are_this_machine();
-        if servers.tls.is_none() && !stays_here && url.maybe("tls").is_none() {
-            servers.tls = Some(Tls::default());
-        }
-        servers.check_secrecy(true, stays_here)?;
-        let Servers { hosts, user, password, tls, .. } = servers;
-        let user = user
-            .ok_or_else(|| Error::invalid("the PostgreSQL store URL names no user").with_help(url.form()))?;
-        let database = url.url.path().trim_matches('/').to_owned();
-        if database.is_empty() || database.contains('/') {
-            return Err(Error::invalid("the path of a PostgreSQL store URL is the name of one database")
-                .with_help(url.form()));
-        }
+        let Database { hosts, user, password, name: database, tls } = Database::of(&url, "PostgreSQL")?;
         Ok(Self {
             hosts,
             user,

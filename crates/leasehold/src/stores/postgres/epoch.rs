@@ -7,12 +7,7 @@ use std::time::Duration;
 
 use super::sql::{EQ, GE, GET_TEXT, JOINED, LE, MINUS, NOW, NOW_US, PLUS, in_us, settings};
 use crate::clock::micros;
-
-/// The name of the row. No lock has this name.
-pub(super) const NAME: &str = "//leasehold/epoch";
-
-/// The value of `locked_by` in that row. It tells other clients that leasehold wrote the row.
-const BY: &str = "leasehold:epoch";
+use crate::stores::rows::{EPOCH, EPOCH_BY};
 
 /// The server's current timeline. `pg_control_checkpoint` would return the old one until the first checkpoint after a
 /// promotion.
@@ -46,7 +41,7 @@ pub(super) fn of(table: &str, grace: Duration) -> String {
     format!(
         "epoch AS MATERIALIZED (SELECT (SELECT greatest(({since} {PLUS} {length}) {MINUS} {NOW_US}, 0)
             FROM {table} AS e
-            WHERE e.name {EQ} '{NAME}' AND (e.record {GET_TEXT} 'epoch') {EQ} {identity} AND {length} {GE} {grace}
+            WHERE e.name {EQ} '{EPOCH}' AND (e.record {GET_TEXT} 'epoch') {EQ} {identity} AND {length} {GE} {grace}
                 AND {since} {LE} {NOW_US}) AS left_us)",
         since = number("since_us"),
         length = number("grace_us"),
@@ -65,11 +60,11 @@ pub(super) fn note(table: &str, grace: Duration) -> String {
     let grace_us = micros(grace);
     format!(
         "WITH {settings} INSERT INTO {table} AS e (name, lock_until, locked_at, locked_by, record)
-         SELECT '{NAME}', {NOW}, {NOW}, '{BY}', pg_catalog.json_build_object('epoch', {identity},
+         SELECT '{EPOCH}', {NOW}, {NOW}, '{EPOCH_BY}', pg_catalog.json_build_object('epoch', {identity},
             'grace_us', {grace_us}, 'since_us',
             CASE WHEN {TIMELINE} {EQ} '00000001' AND {HAS_FSYNC} THEN 0 ELSE {NOW_US} END)
          FROM settings
-         ON CONFLICT (name) DO UPDATE SET lock_until = {NOW}, locked_at = {NOW}, locked_by = '{BY}',
+         ON CONFLICT (name) DO UPDATE SET lock_until = {NOW}, locked_at = {NOW}, locked_by = '{EPOCH_BY}',
             record = pg_catalog.json_build_object('epoch', excluded.record {GET_TEXT} 'epoch',
                 'grace_us', greatest({length}, {grace_us}),
                 'since_us', CASE WHEN (e.record {GET_TEXT} 'epoch') {EQ} (excluded.record {GET_TEXT} 'epoch')

@@ -11,7 +11,7 @@ use super::POLL_INTERVAL;
 use super::config::Location;
 use super::connect::Connector;
 use super::errors::Effect;
-use super::row::{Cells, cell, is_ours, number, only, unreadable};
+use super::row::{cell, cells, only, unreadable};
 use super::sessions::Purpose;
 use super::statements::{Sql, Statements, int8, text};
 use super::store::{AnyFree, PostgresStore, Writing, usual_limit};
@@ -28,6 +28,7 @@ use crate::retry::{RetryBudget, repeated};
 use crate::stores::columns::Columns;
 use crate::stores::notifications::until_first;
 use crate::stores::pages;
+use crate::stores::rows::{is_ours, number};
 use crate::types::LockName;
 use crate::worker::{Job, OnWorker};
 
@@ -112,7 +113,7 @@ impl Records for PostgresRecords {
         let name = name.clone();
         self.run(|store| async move {
             match store.read(&name).await? {
-                Some(cells) => cells.found(name.as_str(), store.sessions.table()),
+                Some(cells) => cells.found(name.as_str(), &store.sessions.table().name),
                 None => Ok(None),
             }
         })
@@ -162,7 +163,7 @@ impl Records for PostgresRecords {
             let rows = store.rows(Effect::Writes, &store.statements.join, &parameters).await?;
             let row = only(&rows)?;
             match cell::<Option<bool>>(row, "is_written")? {
-                Some(_) => Cells::of(row)?.found(name, store.sessions.table()),
+                Some(_) => cells(row)?.found(name, &store.sessions.table().name),
                 None => Ok(None),
             }
         })

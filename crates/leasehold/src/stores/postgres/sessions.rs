@@ -14,13 +14,13 @@ use tokio_postgres::{Row, Statement};
 use super::config::Table;
 use super::connect::{Connector, Link};
 use super::errors::{self, Effect};
-use super::row::number;
 use super::server::{self, ServerInfo};
 use super::statements::{Parameter, Sql};
 use crate::clock::{Moment, StoreClock, timeout};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::stores::hosts::{Host, none_of};
+use crate::stores::rows::number;
 
 /// The most connections of a store, separately for acquisitions, reads and polls, for renewals, and for releases. So
 /// holders do not wait for contenders, and releases do not wait for renewals whose rows are locked.

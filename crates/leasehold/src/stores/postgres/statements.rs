@@ -15,9 +15,7 @@ use super::sql::{
 };
 use crate::lease::{MAX_WAITERS, Token};
 use crate::stores::notifications::CALLED_BY;
-
-/// The prefix of a grant's id in `locked_by`. Another client has a row without it.
-pub(super) const OURS: &str = "leasehold:";
+use crate::stores::rows::OURS;
 
 /// True for a row that leasehold wrote last.
 const IS_OURS: &str = "pg_catalog.starts_with(l.locked_by, 'leasehold:')";

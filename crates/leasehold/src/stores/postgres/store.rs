@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 use super::connect::Connector;
 use super::errors::Effect;
 use super::listener::Listener;
-use super::row::{Cells, cell, locked_by, number, only, unreadable, version_of};
+use super::row::{cell, cells, only, unreadable};
 use super::sessions::{Purpose, Sessions};
 use super::statements::{Parameter, Sql, Statements, boolean, int8, text};
 use crate::clock::{Moment, micros};
@@ -22,6 +22,7 @@ use crate::register::Version;
 use crate::stores::columns::Columns;
 use crate::stores::grace;
 use crate::stores::pages::Page;
+use crate::stores::rows::{Cells, locked_by, number, version_of};
 use crate::types::LockName;
 
 /// The number of names in a page.
@@ -93,7 +94,7 @@ impl PostgresStore {
 
     pub(super) async fn read(&self, name: &LockName) -> Result<Option<Cells>, StoreError> {
         let rows = self.rows(Effect::None, &self.statements.read, &[text(&name.as_str())]).await?;
-        rows.first().map(Cells::of).transpose()
+        rows.first().map(cells).transpose()
     }
 
     /// Writes a record. The server does not grant or renew after the time limit of a request, when the caller no longer
@@ -189,8 +190,8 @@ impl PostgresStore {
         let version = version_of(&columns.version, by);
         if over.is_some() {
             // If the row cannot be read, the lock is granted nevertheless.
-            let cells = Cells::of(row)?;
-            let found = cells.found(name.as_str(), self.sessions.table());
+            let cells = cells(row)?;
+            let found = cells.found(name.as_str(), &self.sessions.table().name);
             return match found.map_err(|error| error.if_maybe(true))? {
                 Some(Found { content: Content::Record(record), .. }) => {
                     Ok(Written::Granted { record, version, after: cells.previous() })
@@ -206,10 +207,10 @@ impl PostgresStore {
     /// Returns the result of a write that was not applied, of which `row` is the response.
     async fn refused(&self, writing: &Writing, row: &Row, too_late: i64) -> Result<Written, StoreError> {
         let Writing { change, over, name, .. } = writing;
-        let table = self.sessions.table();
+        let table = &self.sessions.table().name;
         let is_right: Option<bool> = cell(row, "is_right").map_err(not_applied)?;
         let found = match is_right {
-            Some(_) => Cells::of(row).map_err(not_applied)?.found(name.as_str(), table)?,
+            Some(_) => cells(row).map_err(not_applied)?.found(name.as_str(), table)?,
             None => None,
         };
         let now_us: i64 = cell(row, "now_us").map_err(not_applied)?;

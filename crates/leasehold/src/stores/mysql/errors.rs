@@ -1,0 +1,215 @@
+//! Maps the errors of MySQL and MariaDB: whether the statement may have taken effect, and what the user can do.
+
+use std::error::Error as _;
+
+use mysql_async::{Error, ServerError};
+
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::lease::printable;
+use crate::stores::certificates;
+use crate::stores::hosts::Host;
+
+/// Whether a statement changes anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Effect {
+    None,
+    Writes,
+}
+
+/// How much of a server's message is shown, in characters.
+const MAX_SHOWN: usize = 300;
+
+/// The server reports this if a row with that name is there.
+pub(super) const DUPLICATE: u16 = 1062;
+
+/// A column is missing.
+const NO_COLUMN: u16 = 1054;
+
+/// What an error of the server means.
+struct Meaning {
+    kind: ErrorKind,
+    /// The text for people, in which `{table}` stands for the name of the table. Empty if there is nothing to do.
+    help: &'static str,
+}
+
+/// Returns the meaning of an error that proves that the statement had no effect: the server refused it, or rolled it back.
+/// `None` for any other error. A statement of such an error may have been committed, so a write must be looked for.
+fn meaning(code: u16) -> Option<Meaning> {
+    let (kind, help) = match code {
+        1146 | 1049 => (
+            ErrorKind::Invalid,
+            "create the table {table} with `leasehold init`, or name another one with table=NAME in the store URL; the \
+             path of the URL is the name of the database",
+        ),
+        NO_COLUMN | 1364 => (
+            ErrorKind::Invalid,
+            "add the columns that leasehold needs: leasehold init (other clients ignore them)",
+        ),
+        1044 | 1142 | 1143 | 1227 => (
+            ErrorKind::Denied,
+            "the user needs SELECT, INSERT, UPDATE and DELETE on the table {table}; `leasehold init` needs CREATE, or \
+             ALTER if the table is there",
+        ),
+        1045 | 1698 => {
+            (ErrorKind::Denied, "check the user, the host that the user may connect from, and the password")
+        }
+        3159 => {
+            (ErrorKind::Denied, "the server accepts only TLS connections: leave out tls=off of the store URL")
+        }
+        1290 | 1792 | 1836 => return Some(Meaning { kind: ErrorKind::Unavailable, help: NOT_PRIMARY }),
+        1665 => (
+            ErrorKind::Unsupported,
+            "the server logs statements, which READ COMMITTED does not allow: set binlog_format=ROW or MIXED",
+        ),
+        1406 | 1264 | 1292 | 1366 => (
+            ErrorKind::Invalid,
+            "a value does not fit into its column: `leasehold doctor` compares the columns of the table {table}",
+        ),
+        1048 | 1441 | 1690 => {
+            (ErrorKind::Invalid, "the cooldown, or the lease, ends after the year 9999: use a shorter one")
+        }
+        1040 | 1203 | 1226 => (
+            ErrorKind::Unavailable,
+            "a process that waits for locks or holds them needs one connection: raise max_connections, or the limit of \
+             the user",
+        ),
+        // Another transaction had the row for too long. The statement was rolled back, and with it the transaction, which
+        // is the statement.
+        1205 => (
+            ErrorKind::Unavailable,
+            "another transaction keeps the row of the lock: end it (SHOW PROCESSLIST)",
+        ),
+        // A deadlock, a row that has changed since, or a node that does not accept statements: rolled back.
+        1020 | 1047 | 1213 => (ErrorKind::Unavailable, ""),
+        DUPLICATE => (ErrorKind::Unavailable, ""),
+        _ => return None,
+    };
+    Some(Meaning { kind, help })
+}
+
+const NOT_PRIMARY: &str =
+    "name the primary in the store URL, or all servers: mysql://user@host1,host2/database";
+
+/// Returns whether the server's error is `code`.
+pub(super) fn is(error: &Error, code: u16) -> bool {
+    matches!(error, Error::Server(answer) if answer.code == code)
+}
+
+/// Returns whether the connection cannot be used any more, or leads to a server that is not the primary.
+pub(super) fn is_fatal(error: &Error) -> bool {
+    match error {
+        Error::Server(answer) => meaning(answer.code).is_none_or(|meaning| meaning.help == NOT_PRIMARY),
+        _ => true,
+    }
+}
+
+/// Returns the error of a statement that was sent. `may_be_done` tells whether an earlier statement of the same request
+/// has succeeded.
+pub(super) fn of_statement(error: &Error, effect: Effect, may_be_done: bool, table: &str) -> StoreError {
+    let (fault, is_certain) = match error {
+        Error::Server(answer) => (fault(answer, table), meaning(answer.code).is_some()),
+        _ => (Fault::unavailable(format!("the connection to MySQL was lost: {}", innermost(error))), false),
+    };
+    if effect == Effect::Writes && (may_be_done || !is_certain) {
+        fault.maybe_applied()
+    } else {
+        fault.not_applied()
+    }
+}
+
+/// Returns the error of a connection that could not be opened. No statement was sent.
+pub(super) fn of_connection(error: &Error, host: &Host, is_tls: bool, table: &str) -> Fault {
+    if let Error::Server(answer) = error {
+        let mut fault = fault(answer, table);
+        fault.message = format!("{host}: {}", fault.message);
+        return fault;
+    }
+    let why = innermost(error);
+    let message = format!("no connection to MySQL at {host}: {why}");
+    let invalid = |help: &str| Fault::new(ErrorKind::Invalid, message.clone()).with_help(help);
+    if let Some(help) = certificates::help(&why).filter(|_| is_tls) {
+        invalid(help)
+    } else if why.contains("does not have this capability") {
+        invalid("the server has no TLS: turn it on; in a network that you trust, add tls=off&plaintext=on")
+    } else if why.contains("Connection refused") {
+        Fault::unavailable(message).with_help("is the server running, and are the host and port right?")
+    } else {
+        Fault::unavailable(message)
+    }
+}
+
+fn fault(answer: &ServerError, table: &str) -> Fault {
+    let said = printable(&answer.message, MAX_SHOWN);
+    let message = format!("MySQL reports: {said} ({})", answer.code);
+    let (fault, help) = match meaning(answer.code) {
+        Some(Meaning { help, .. }) if matches!(answer.code, 1040 | 1203 | 1226) => {
+            (Fault::full(message), help)
+        }
+        Some(Meaning { kind, help }) => (Fault::new(kind, message), help),
+        // Shutdowns, timeouts, exhausted resources, errors of a commit.
+        None => (Fault::unavailable(message), ""),
+    };
+    if help.is_empty() { fault } else { fault.with_help(help.replace("{table}", &format!("{table:?}"))) }
+}
+
+/// Returns a transient error, because clients also see it during a failover.
+pub(super) fn not_primary(what: &str) -> Fault {
+    Fault::unavailable(format!("the MySQL server is not the primary: {what}")).with_help(NOT_PRIMARY)
+}
+
+/// Returns the innermost cause, which is the most precise, such as a refused connection or an invalid certificate.
+fn innermost(error: &Error) -> String {
+    let mut why = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        why = error.to_string();
+        // `source` of an I/O error skips the error that it wraps.
+        source = error
+            .downcast_ref::<std::io::Error>()
+            .map_or_else(|| error.source(), |error| error.get_ref().map(|error| error as _));
+    }
+    printable(&why, MAX_SHOWN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answered(code: u16, effect: Effect, may_be_done: bool) -> StoreError {
+        let answer = ServerError { code, message: "no".into(), state: "HY000".into() };
+        of_statement(&Error::Server(answer), effect, may_be_done, "t")
+    }
+
+    #[test]
+    fn only_known_errors_prove_that_a_write_was_not_applied() {
+        let is_certain = |code| matches!(answered(code, Effect::Writes, false), StoreError::NotApplied(_));
+        for code in [1205, 1213, 1062, 1290, 1146, 1047] {
+            assert!(is_certain(code), "{code}");
+        }
+        // A kill, a shutdown, an error of the commit, a hook after it, and one that nobody knows.
+        for code in [1317, 1927, 1053, 1180, 3101, 65_000] {
+            assert!(!is_certain(code), "{code}");
+        }
+        assert!(matches!(answered(1317, Effect::None, false), StoreError::NotApplied(_)));
+        assert!(matches!(answered(1205, Effect::Writes, true), StoreError::MaybeApplied(_)));
+        let lost = Error::Io(std::io::Error::from(std::io::ErrorKind::ConnectionReset).into());
+        assert!(matches!(of_statement(&lost, Effect::Writes, false, "t"), StoreError::MaybeApplied(_)));
+        assert!(is_fatal(&lost));
+    }
+
+    #[test]
+    fn errors_that_need_an_operator_are_not_transient_and_say_what_to_do() {
+        for (code, kind) in [
+            (1146, ErrorKind::Invalid),
+            (1142, ErrorKind::Denied),
+            (1045, ErrorKind::Denied),
+            (1665, ErrorKind::Unsupported),
+            (1290, ErrorKind::Unavailable),
+            (1040, ErrorKind::Unavailable),
+        ] {
+            let error = answered(code, Effect::Writes, false);
+            assert_eq!((error.fault().kind, error.fault().help.is_some()), (kind, true), "{error:?}");
+        }
+        assert!(answered(1213, Effect::Writes, false).is_transient());
+    }
+}

@@ -1,0 +1,170 @@
+//! The requests of one table, as the store's thread sends them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mysql_async::Row;
+
+use super::connect::Connector;
+use super::errors::Effect;
+use super::row::{Stored, cell, text, unreadable};
+use super::sessions::{Answer, Purpose, Sessions, not_applied};
+use super::sql::{self, quoted};
+use crate::clock::micros;
+use crate::env::Env;
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::lease::{Token, attempt_limit};
+use crate::protocol::record::{Content, Record};
+use crate::protocol::records::{Change, Found, Refusal, Written};
+use crate::register::Version;
+use crate::stores::columns::Columns;
+use crate::stores::grace;
+use crate::stores::pages::Page;
+use crate::stores::rows::{locked_by, number, version_of};
+use crate::types::LockName;
+
+/// The number of names in a page.
+const PAGE: usize = 1_000;
+
+/// The table, as the store's thread uses it.
+#[derive(Debug)]
+pub(super) struct MysqlStore {
+    pub(super) sessions: Arc<Sessions>,
+    /// The name of the table in SQL.
+    pub(super) table: String,
+    pub(super) env: Env,
+    /// How far the server's clock may be set ahead without ending a lease early.
+    margin: Duration,
+}
+
+/// A write of a record.
+pub(super) struct Writing {
+    pub(super) change: Change,
+    /// For a grant over any free record: how many tokens it takes.
+    pub(super) tokens: Option<u64>,
+    pub(super) name: LockName,
+    /// `None` for a grant over any free record, and to create the row.
+    pub(super) expect: Option<Version>,
+    pub(super) record: Record,
+    pub(super) columns: Columns,
+    /// For how long the record that was read keeps others out.
+    pub(super) prolongs: Duration,
+}
+
+impl MysqlStore {
+    pub(super) fn new(connector: Connector, env: Env, margin: Duration) -> Self {
+        let sessions = Arc::new(Sessions::new(connector, env.clone()));
+        Self { table: quoted(sessions.table()), sessions, env, margin }
+    }
+
+    /// Sends one statement that may be repeated.
+    pub(super) async fn send(&self, effect: Effect, sql: &str) -> Result<Vec<Answer>, StoreError> {
+        self.sessions.take(Purpose::Contend).await?.query(effect, sql).await
+    }
+
+    pub(super) async fn read(&self, name: &LockName) -> Result<Option<Stored>, StoreError> {
+        let mut used = self.sessions.take(Purpose::Contend).await?;
+        let read = sql::read(&self.table, name.as_str(), &used.session()?.guard);
+        Stored::of(only(&used.query(Effect::None, &read).await?)?)
+    }
+
+    /// Writes a record, and reads it back in the same request. The server does not grant or renew after the time limit of
+    /// a request, when the caller no longer waits for the response.
+    pub(super) async fn write(&self, mut writing: Writing) -> Result<Written, StoreError> {
+        writing.prolongs += self.margin;
+        let Writing { change, tokens, name, record, columns, .. } = &writing;
+        let kept = record.kept_for(self.margin);
+        if *change == Change::Grant {
+            grace::check(self.sessions.connector.location.failover_grace, kept, Duration::ZERO)?;
+        }
+        let purpose = match change {
+            Change::Grant => Purpose::Contend,
+            Change::Renew => Purpose::Renew,
+            Change::Free => Purpose::Release,
+        };
+        let began = self.env.now();
+        let mut used = self.sessions.take(purpose).await?;
+        let now = self.env.now();
+        let (clock_us, session) = (self.sessions.clock_us(now), used.session()?);
+        if *change == Change::Grant && clock_us < session.grants_from_us {
+            // Only a read shows who has the lock.
+            if tokens.is_some() {
+                return Ok(Written::Conflict(Refusal::Unexplained));
+            }
+            let left = Duration::from_micros(u64::try_from(session.grants_from_us - clock_us).unwrap_or(0));
+            // The clock may have been set back. The next connection records that.
+            if left > self.sessions.connector.location.failover_grace {
+                used.close();
+            }
+            return Ok(Written::Withheld(Box::new(grace::withheld("MySQL", left))));
+        }
+        let left = attempt_limit(record.ttl()).saturating_sub(now.longest_since(began));
+        let too_late_us = match change {
+            Change::Grant | Change::Renew => clock_us.saturating_add(number(micros(left))),
+            Change::Free => i64::MAX,
+        };
+        let guard = &session.guard;
+        let write = sql::write(&self.table, guard, &writing, kept, too_late_us);
+        let request = format!("{write}; {}", sql::read(&self.table, name.as_str(), guard));
+        let answers = used.query(Effect::Writes, &request).await?;
+        // Returns the connection, because the rest may need one too.
+        drop(used);
+        if answers.is_empty() {
+            return Ok(Written::Conflict(Refusal::Unexplained));
+        }
+        let stored = Stored::of(only(&answers)?)?;
+        if answers[0].affected == 0 {
+            let found = stored.map(|stored| stored.found(name.as_str(), self.sessions.table())).transpose();
+            return Ok(Written::Conflict(
+                found.map_err(not_applied)?.map_or(Refusal::Absent, Refusal::Found),
+            ));
+        }
+        let version = version_of(&columns.version, &locked_by(record.grant));
+        // If the row cannot be read, or was written again, the record is written nevertheless.
+        let stored = stored.ok_or_else(|| unreadable(&"the row is not there"))?;
+        let found =
+            stored.found(name.as_str(), self.sessions.table()).map_err(|error| error.if_maybe(true))?;
+        match found {
+            Found { content: Content::Record(record), version: there, .. } if there == version => {
+                let after = stored.cells.prev_token.and_then(|token| Token::new(u64::try_from(token).ok()?));
+                Ok(match tokens {
+                    Some(_) => Written::Granted { record, version, after },
+                    None => Written::Committed { record, version },
+                })
+            }
+            _ => Err(unreadable(&"the row is not the one that was written")),
+        }
+    }
+
+    /// Returns one page of the names that begin with `prefix`, after the name `from`.
+    pub(super) async fn names(
+        &self,
+        prefix: &str,
+        from: Option<String>,
+    ) -> Result<Page<String, String>, StoreError> {
+        let names = sql::names(&self.table, prefix, from.as_deref(), PAGE);
+        let answers = self.send(Effect::None, &names).await?;
+        let rows = answers.first().map_or(&[][..], |answer| &answer.rows);
+        let items = rows.iter().map(|row| Ok(text(row, "name")?.unwrap_or_default()));
+        let items: Vec<String> = items.collect::<Result<_, StoreError>>()?;
+        let next = if items.len() == PAGE { items.last().cloned() } else { None };
+        Ok(Page { items, next })
+    }
+
+    /// Fails if ShedLock uses the table.
+    pub(super) async fn check_unshared(&self) -> Result<(), StoreError> {
+        let answers = self.send(Effect::None, &sql::is_shared(&self.table)).await?;
+        if !cell::<bool>(only(&answers)?, "is_shared")? {
+            return Ok(());
+        }
+        let message = format!("the table {:?} is used by other clients too", self.sessions.table());
+        Err(Fault::new(ErrorKind::Unsupported, message)
+            .with_help("ShedLock remembers which names have rows: its job would not run again until its JVM restarts. Keep the rows")
+            .not_applied())
+    }
+}
+
+/// Returns the row of the last statement, which always returns one.
+fn only(answers: &[Answer]) -> Result<&Row, StoreError> {
+    answers.last().and_then(|answer| answer.rows.first()).ok_or_else(|| unreadable(&"it has no row"))
+}
