@@ -121,6 +121,22 @@ class TestLocks < LeaseholdTest
     index.exclusive.lock(wait: LIMIT) { assert_nil index.shared.try_lock }
   end
 
+  def test_another_number_of_permits_is_an_error_with_both
+    locker.semaphore("pool", 2).lock do
+      refused = assert_raises(SizeError) { locker.semaphore("pool", 3).lock }
+      assert_equal [3, 2, "invalid"], [refused.asked, refused.stored, refused.kind]
+      assert_match(/has 2 permits/, refused.message)
+      assert_raises(LockHeld) { locker.resize("pool", permits: 3) }
+    end
+    assert_equal 2, locker.resize("pool", permits: 3, ttl: "1m")
+    locker.semaphore("pool", 3).lock.release
+    locker.rw_lock("index", readers: 12).shared.lock.release
+    assert_raises(SizeError) { locker.rw_lock("index").exclusive.lock }
+    assert_equal 12, locker.resize("index", readers: 8)
+    [{}, { permits: 1, readers: 1 }].each { |size| assert_raises(ArgumentError) { locker.resize("index", **size) } }
+    assert_equal ["invalid", StoreError], assert_raises(StoreError) { locker.resize("index", readers: 65) }.then { |error| [error.kind, error.class] }
+  end
+
   def test_an_election_has_one_leader
     election = locker.election("scheduler", value: "http://10.0.0.7:8080")
     seen = Thread::Queue.new
