@@ -98,11 +98,11 @@ func (m *deadlineMessage) deadline(now moment) (deadline, error) {
 // heldMessage is a grant.
 type heldMessage struct {
 	deadlineMessage
-	Hold    *integer           `json:"hold"`
-	Lock    *string            `json:"lock"`
-	Locks   []string           `json:"locks"`
-	Token   *integer           `json:"token"`
-	Tokens  map[string]integer `json:"tokens"`
+	Hold   *integer           `json:"hold"`
+	Lock   *string            `json:"lock"`
+	Locks  []string           `json:"locks"`
+	Token  *integer           `json:"token"`
+	Tokens map[string]integer `json:"tokens"`
 }
 
 // lostMessage is a loss that the agent reports.
