@@ -158,40 +158,36 @@ class Python:
                     yield module, home, f"{'.' * node.level}{node.module or ''} ({name.name})"
 
 
-class TypeScript:
-    FROM = re.compile(r"\b(?:from|import)\s*\(?\s*\"(\.[^\"]*)\"")
+class Files:
+    """A client whose imports are paths of files, relative to the file that imports."""
 
-    def __init__(self, source):
+    def __init__(self, source, suffix, imported):
         self.source = source
-        self.code = {path.relative_to(source).with_suffix("").parts: path for path in sorted(source.rglob("*.ts"))}
+        self.imported = re.compile(imported, re.MULTILINE)
+        self.code = {path.relative_to(source).with_suffix("").parts: path for path in sorted(source.rglob(f"*{suffix}"))}
 
     def imports(self):
         for module, path in self.code.items():
-            for found in self.FROM.findall(path.read_text()):
+            for found in self.imported.findall(path.read_text()):
                 home = (path.parent / found).resolve().relative_to(self.source).with_suffix("").parts
                 if home in self.code:
                     yield module, home, found
 
 
-class Ruby:
-    REQUIRE = re.compile(r"^\s*require_relative \"([^\"]*)\"", re.MULTILINE)
+def typescript(source):
+    return Files(source, ".ts", r"\b(?:from|import)\s*\(?\s*\"(\.[^\"]*)\"")
 
-    def __init__(self, source):
-        self.source = source
-        self.code = {path.relative_to(source).with_suffix("").parts: path for path in sorted(source.rglob("*.rb"))}
 
-    def imports(self):
-        for module, path in self.code.items():
-            for found in self.REQUIRE.findall(path.read_text()):
-                yield module, (path.parent / found).resolve().relative_to(self.source).parts, found
+def ruby(source):
+    return Files(source, ".rb", r"^\s*require_relative \"([^\"]*)\"")
 
 
 def sources():
     for pattern, reader in (
         ("crates/*/src", Crate),
         ("clients/python/src/*/", Python),
-        ("clients/typescript/src", TypeScript),
-        ("clients/ruby/lib", Ruby),
+        ("clients/typescript/src", typescript),
+        ("clients/ruby/lib", ruby),
     ):
         found = [path for path in sorted(ROOT.glob(pattern)) if path.is_dir() and path.name != "__pycache__"]
         assert found, f"no folder {pattern}"

@@ -185,12 +185,13 @@ func (c *Client) LockAll(names []string, options ...Option) *Lock {
 	return c.lock(names, fields{"locks": names}, options)
 }
 
-// Semaphore returns a lock with up to this number of holders, at most 64.
+// Semaphore returns a lock with up to this number of holders, at most 64. The first acquisition records the number in the
+// store. One with another number returns a [*SizeError].
 func (c *Client) Semaphore(name string, permits int, options ...Option) *Lock {
 	return c.lock([]string{name}, fields{"lock": name, "mode": "permit", "permits": permits}, options)
 }
 
-// RWLock returns a readers-writer lock.
+// RWLock returns a readers-writer lock. See [Readers].
 func (c *Client) RWLock(name string, options ...Option) *RWLock {
 	return &RWLock{
 		Shared:    c.lock([]string{name}, fields{"lock": name, "mode": "shared"}, options),
@@ -293,6 +294,27 @@ func (c *Client) Sweep(ctx context.Context, name string, olderThan time.Duration
 	}
 	err := c.ask(ctx, c.request("sweep", name), options, answerTimeout, "swept", &swept)
 	return swept.Deleted, err
+}
+
+// ResizeSemaphore changes the number of permits of a semaphore in the store, and returns the number before. It returns
+// [ErrHeld] if somebody holds a permit. The process must not be paused for longer than the [TTL] meanwhile.
+func (c *Client) ResizeSemaphore(ctx context.Context, name string, permits int, options ...Option) (int, error) {
+	return c.resize(ctx, name, "permit", append(slices.Clone(options), set("permits", permits)))
+}
+
+// ResizeRWLock changes the number of [Readers] of a readers-writer lock in the store, like [Client.ResizeSemaphore].
+func (c *Client) ResizeRWLock(ctx context.Context, name string, readers int, options ...Option) (int, error) {
+	return c.resize(ctx, name, "shared", append(slices.Clone(options), Readers(readers)))
+}
+
+func (c *Client) resize(ctx context.Context, name, mode string, options []Option) (int, error) {
+	request := c.request("resize", name)
+	request["mode"] = mode
+	var resized struct {
+		Before int `json:"before"`
+	}
+	err := c.ask(ctx, request, options, 0, "resized", &resized)
+	return resized.Before, err
 }
 
 // Init creates what the store needs, such as a file or a table.

@@ -22,8 +22,9 @@ func now() moment {
 
 // deadline is a moment, and the span after it for which a lock is certain to be held.
 type deadline struct {
-	start  moment
-	spanUs int64
+	start   moment
+	spanUs  int64
+	atLimit bool // it is the limit of the hold
 }
 
 // left returns the time until the deadline in microseconds. It is zero or negative if the deadline has passed.

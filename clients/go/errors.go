@@ -26,7 +26,8 @@ const (
 	ErrUnavailable Kind = "unavailable"
 	// ErrDenied: credentials or permissions are missing or wrong.
 	ErrDenied Kind = "denied"
-	// ErrInvalid: a URL, a name, a number or an option is invalid. Nothing was done.
+	// ErrInvalid: a URL, a name, a number or an option is invalid. Nothing was done. If the store has another number of
+	// permits or readers, the error is a [*SizeError].
 	ErrInvalid Kind = "invalid"
 	// ErrUnsupported: the store or the leasehold command cannot do it.
 	ErrUnsupported Kind = "unsupported"
@@ -45,7 +46,7 @@ const (
 // Error returns the name of the kind.
 func (k Kind) Error() string { return "leasehold: " + string(k) }
 
-// Error is an error of this package. [HeldError] and [LostError] contain one.
+// Error is an error of this package. [HeldError], [LostError] and [SizeError] contain one.
 type Error struct {
 	Kind    Kind
 	Message string
@@ -119,6 +120,22 @@ func (e *LostError) Error() string { return e.Err.Error() }
 // Unwrap returns the [*Error].
 func (e *LostError) Unwrap() error { return &e.Err }
 
+// SizeError says that the store has another number of permits or readers for this name. [Client.ResizeSemaphore] and
+// [Client.ResizeRWLock] change it while nobody holds the lock.
+type SizeError struct {
+	Err Error
+	// Asked is the number that the acquisition asked for.
+	Asked int
+	// Stored is the number in the store.
+	Stored int
+}
+
+// Error returns the message and the help.
+func (e *SizeError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the [*Error].
+func (e *SizeError) Unwrap() error { return &e.Err }
+
 func newLost(reason LossReason, message string, help ...string) *LostError {
 	return &LostError{Err: Error{Kind: ErrLost, Message: message, Help: help}, Reason: reason}
 }
@@ -144,6 +161,10 @@ type errorMessage struct {
 	HeldBy       holderInfoWire `json:"held_by"`
 	RefusedBy    *integer       `json:"refused_by"`
 	MaybeApplied bool           `json:"maybe_applied"`
+	Sizes        *struct {
+		Asked  int `json:"asked"`
+		Stored int `json:"stored"`
+	} `json:"sizes"`
 }
 
 func (m *errorMessage) err() error {
@@ -156,7 +177,11 @@ func (m *errorMessage) err() error {
 			return &LostError{err, LossRefused, int64(*m.RefusedBy)}
 		}
 		return &LostError{err, LossExpired, 0}
-	case ErrDeadlock, ErrDenied, ErrInvalid, ErrUnsupported, ErrCorrupt, ErrConflict, ErrLimit:
+	case ErrInvalid:
+		if m.Sizes != nil {
+			return &SizeError{err, m.Sizes.Asked, m.Sizes.Stored}
+		}
+	case ErrDeadlock, ErrDenied, ErrUnsupported, ErrCorrupt, ErrConflict, ErrLimit:
 	default: // A kind that a later agent may send.
 		err.Kind = ErrUnavailable
 	}

@@ -6,9 +6,6 @@ import (
 	"strings"
 )
 
-// roundingUs is more than the error of a time that was rounded to microseconds.
-const roundingUs = 1_000
-
 // hold is a lock that the agent holds for this process. The agent's mutex guards it.
 type hold struct {
 	number   int64
@@ -16,7 +13,6 @@ type hold struct {
 	token    int64
 	tokens   map[string]int64
 	deadline deadline
-	limitUs  int64 // when the hold ends at its limit, on the wall clock; 0 without one
 	over     error // a *LostError, or ErrReleased; nil while the lock is held
 	lost     chan struct{}
 	cancel   context.CancelCauseFunc // of the guard's context; nil if there is no guard yet
@@ -30,9 +26,6 @@ func newHold(held *heldMessage, now moment) (*hold, error) {
 	h := &hold{number: int64(*held.Hold), name: *held.Lock, deadline: until, lost: make(chan struct{})}
 	if len(held.Locks) > 1 {
 		h.name = strings.Join(held.Locks, ", ")
-	}
-	if held.LimitUs != nil {
-		h.limitUs = int64(*held.LimitUs)
 	}
 	if held.Token != nil {
 		h.token = int64(*held.Token)
@@ -53,7 +46,7 @@ func (h *hold) renewed(until deadline) {
 
 // expired returns the loss of a hold whose deadline has passed.
 func (h *hold) expired() *LostError {
-	if h.limitUs > 0 && h.deadline.start.wall+h.deadline.spanUs >= h.limitUs-roundingUs {
+	if h.deadline.atLimit {
 		return newLost(LossLimit, fmt.Sprintf("lock `%s` was lost: it was held for as long as its limit allows", h.name))
 	}
 	return newLost(LossExpired, fmt.Sprintf("lock `%s` was lost: its lease was not renewed in time", h.name))

@@ -145,7 +145,7 @@ func holdingFor(ctx context.Context, agent *agent) []int64 {
 	return numbers
 }
 
-// RWLock is a lock with either several shared holders, at most eight, or one exclusive holder.
+// RWLock is a lock with either several shared holders or one exclusive holder.
 type RWLock struct {
 	// Shared is held together with other shared holders.
 	Shared *Lock

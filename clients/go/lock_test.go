@@ -170,6 +170,41 @@ func TestSemaphoresReadersAndSeveralLocks(t *testing.T) {
 	}
 }
 
+func TestAnotherNumberOfPermitsIsAnErrorWithBoth(t *testing.T) {
+	t.Parallel()
+	ctx, c := within(t), open(t, newURL(t))
+	expectSizes := func(err error, asked, stored int) {
+		t.Helper()
+		expect(t, err, ErrInvalid)
+		var sizes *SizeError
+		if !errors.As(err, &sizes) || sizes.Asked != asked || sizes.Stored != stored || len(sizes.Err.Help) == 0 {
+			t.Fatalf("%+v", err)
+		}
+	}
+	one := acquire(t, c.Semaphore("pool", 2))
+	_, err := c.Semaphore("pool", 3).Acquire(ctx)
+	expectSizes(err, 3, 2)
+	_, err = c.ResizeSemaphore(ctx, "pool", 3)
+	expect(t, err, ErrHeld)
+	release(t, one)
+	before, err := c.ResizeSemaphore(ctx, "pool", 3, TTL(time.Minute))
+	if must(t, err); before != 2 {
+		t.Fatal(before)
+	}
+	release(t, acquire(t, c.Semaphore("pool", 3)))
+
+	release(t, acquire(t, c.RWLock("index", Readers(12)).Shared))
+	_, err = c.RWLock("index").Exclusive.Acquire(ctx)
+	expectSizes(err, 8, 12)
+	before, err = c.ResizeRWLock(ctx, "index", 8)
+	if must(t, err); before != 12 {
+		t.Fatal(before)
+	}
+	release(t, acquire(t, c.RWLock("index").Exclusive))
+	_, err = c.ResizeRWLock(ctx, "index", 65)
+	expect(t, err, ErrInvalid)
+}
+
 func TestElections(t *testing.T) {
 	t.Parallel()
 	c := open(t, newURL(t))

@@ -78,7 +78,8 @@ func (m *momentMessage) moment() (moment, error) {
 // deadlineMessage has the fields of a deadline.
 type deadlineMessage struct {
 	momentMessage
-	SpanUs *integer `json:"span_us"`
+	SpanUs  *integer `json:"span_us"`
+	AtLimit bool     `json:"at_limit"`
 }
 
 func (m *deadlineMessage) deadline(now moment) (deadline, error) {
@@ -91,18 +92,17 @@ func (m *deadlineMessage) deadline(now moment) (deadline, error) {
 	if start.boot > now.boot+toleranceUs {
 		return deadline{}, errGarbage
 	}
-	return deadline{start, int64(*m.SpanUs)}, nil
+	return deadline{start, int64(*m.SpanUs), m.AtLimit}, nil
 }
 
 // heldMessage is a grant.
 type heldMessage struct {
 	deadlineMessage
-	Hold    *integer           `json:"hold"`
-	Lock    *string            `json:"lock"`
-	Locks   []string           `json:"locks"`
-	Token   *integer           `json:"token"`
-	Tokens  map[string]integer `json:"tokens"`
-	LimitUs *integer           `json:"limit_us"`
+	Hold   *integer           `json:"hold"`
+	Lock   *string            `json:"lock"`
+	Locks  []string           `json:"locks"`
+	Token  *integer           `json:"token"`
+	Tokens map[string]integer `json:"tokens"`
 }
 
 // lostMessage is a loss that the agent reports.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import os
 import pathlib
@@ -10,11 +12,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 
-from leasehold_locks import Locker, _shared
+from leasehold_locks import Locker, _shared, aio
 from leasehold_locks._agent import Agent
 
 T = TypeVar("T")
@@ -42,9 +44,68 @@ def url(tmp_path: pathlib.Path) -> str:
     return f"sqlite:{tmp_path}/locks.db"
 
 
+class Waiting:
+    """An object of the interface for asyncio whose calls wait, so that a test of the blocking interface can use it."""
+
+    def __init__(self, of: object, loop: asyncio.AbstractEventLoop) -> None:
+        self.of, self.loop = of, loop
+
+    def __getattr__(self, name: str) -> Any:
+        return self._waiting(getattr(self.of, name))
+
+    def __enter__(self) -> Any:
+        return self._waiting(self.of.__aenter__())  # type: ignore[attr-defined]
+
+    def __exit__(self, *error: object) -> None:
+        self._waiting(self.of.__aexit__(*error))  # type: ignore[attr-defined]
+
+    def _waiting(self, value: Any) -> Any:
+        if inspect.isawaitable(value):
+            return self._waiting(self.loop.run_until_complete(value))
+        if inspect.isasyncgen(value):
+            return self._values(value)
+        if inspect.ismethod(value):
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                return self._waiting(value(*args, **kwargs))
+
+            return call
+        return Waiting(value, self.loop) if type(value).__module__.startswith(aio.__name__) else value
+
+    def _values(self, values: Any) -> Iterator[Any]:
+        try:
+            while True:
+                yield self.loop.run_until_complete(anext(values))
+        except StopAsyncIteration:
+            pass
+        finally:
+            self.loop.run_until_complete(values.aclose())
+
+
+#: Runs a test on both interfaces.
+both = pytest.mark.parametrize("interface", ["blocking", "asyncio"])
+
+
 @pytest.fixture
-def locker(url: str) -> Locker:
-    return Locker(url)
+def interface() -> str:
+    return "blocking"
+
+
+@pytest.fixture
+def opened(interface: str) -> Iterator[Callable[..., Locker]]:
+    """Opens a store."""
+    if interface == "blocking":
+        yield Locker
+        return
+    loop = asyncio.new_event_loop()
+    yield lambda *store: cast(Locker, Waiting(aio.Locker(*store), loop))
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+
+
+@pytest.fixture
+def locker(opened: Callable[..., Locker], url: str) -> Locker:
+    return opened(url)
 
 
 def agent() -> Agent:

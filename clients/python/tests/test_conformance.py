@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import pathlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
-import leasehold_locks
-from conftest import ROOT
-from leasehold_locks import AgentError, LeaseholdError, LockHeld, LockLost, _call, _shared, aio
+from conftest import ROOT, Waiting, both
+from leasehold_locks import AgentError, Guard, LeaseholdError, Locker, LockHeld, LockLost, _call, _shared, aio
 
 KIT = ROOT / "clients/conformance"
 SCENARIOS: list[dict[str, Any]] = json.loads((KIT / "scenarios.json").read_text())
@@ -25,83 +25,53 @@ def scenario(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch
     return request.param
 
 
-def conclude(scenario: dict[str, Any], log: pathlib.Path) -> None:
-    _shared._at_exit()
-    kinds = {action[1] for action in scenario["actions"]}
-    if "agent" not in kinds and scenario.get("greets", True):
-        assert log.read_text() == "done"
-
-
 def outcome(error: LeaseholdError) -> str:
     if isinstance(error, LockHeld):
         return "refused"
     return "agent" if isinstance(error, AgentError) else "error"
 
 
-def test_blocking_client(scenario: dict[str, Any], tmp_path: pathlib.Path) -> None:
-    locker = leasehold_locks.Locker()
-    guard = None
+def cancel(locker: Locker | Waiting) -> str:
+    """Sends an acquisition and cancels it."""
+    if not isinstance(locker, Waiting):
+        _call.begin({"op": "acquire", "lock": "x"}).abandon()
+        return "cancelled"
+
+    async def acquire() -> None:
+        await asyncio.get_running_loop().run_in_executor(None, _shared.shared)
+        acquisition = asyncio.ensure_future(aio.Locker().lock("x").guard())
+        await asyncio.sleep(0)
+        acquisition.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await acquisition
+
+    locker.loop.run_until_complete(acquire())
+    return "cancelled"
+
+
+@both
+def test_client(scenario: dict[str, Any], tmp_path: pathlib.Path, opened: Callable[..., Locker]) -> None:
+    locker, guard = opened(), cast(Guard, None)
     for action, expected in scenario["actions"]:
-        found = "?"
+        found = "held"
         try:
-            if action == "acquire" and expected == "cancelled":
-                call = _call.begin({"op": "acquire", "lock": "x"})
-                call.abandon()
-                found = "cancelled"
+            if expected == "cancelled":
+                found = cancel(locker)
             elif action == "acquire":
                 guard = locker.lock("x").guard()
-                found = "held"
             elif action == "status":
                 locker.status("x")
                 found = "ok"
             elif action == "check":
-                assert guard is not None
                 guard.check()
-                found = "held"
-            elif action == "release":
-                assert guard is not None
-                found = "held" if guard.release() else "lost"
+            elif not guard.release():
+                found = "lost"
         except LockLost:
             found = "lost"
         except LeaseholdError as error:
             found = outcome(error)
         assert (action, found) == (action, expected)
-    conclude(scenario, tmp_path / "log")
-
-
-def test_asyncio_client(scenario: dict[str, Any], tmp_path: pathlib.Path) -> None:
-    async def main() -> None:
-        locker = aio.Locker()
-        guard = None
-        for action, expected in scenario["actions"]:
-            found = "?"
-            try:
-                if action == "acquire" and expected == "cancelled":
-                    await asyncio.get_running_loop().run_in_executor(None, _shared.shared)
-                    acquisition = asyncio.ensure_future(locker.lock("x").guard())
-                    await asyncio.sleep(0)
-                    acquisition.cancel()
-                    with pytest.raises(asyncio.CancelledError):
-                        await acquisition
-                    found = "cancelled"
-                elif action == "acquire":
-                    guard = await locker.lock("x").guard()
-                    found = "held"
-                elif action == "status":
-                    await locker.status("x")
-                    found = "ok"
-                elif action == "check":
-                    assert guard is not None
-                    guard.check()
-                    found = "held"
-                elif action == "release":
-                    assert guard is not None
-                    found = "held" if await guard.release() else "lost"
-            except LockLost:
-                found = "lost"
-            except LeaseholdError as error:
-                found = outcome(error)
-            assert (action, found) == (action, expected)
-
-    asyncio.run(main())
-    conclude(scenario, tmp_path / "log")
+    _shared._at_exit()
+    kinds = {action[1] for action in scenario["actions"]}
+    if "agent" not in kinds and scenario.get("greets", True):
+        assert (tmp_path / "log").read_text() == "done"

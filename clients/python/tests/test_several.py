@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from conftest import in_another_thread
-from leasehold_locks import DeadlockError, LeaseholdError, Locker, LockHeld, LockLost, StoreError, aio
+from conftest import both, in_another_thread
+from leasehold_locks import DeadlockError, LeaseholdError, Locker, LockHeld, LockLost, StoreError
 
 
+@both
 def test_several_locks_are_held_and_released_together(locker: Locker) -> None:
     locks = locker.lock_all(["b", "a"], ttl=30)
     with locks.hold(timeout=60) as guard:
@@ -27,6 +26,7 @@ def test_several_locks_are_held_and_released_together(locker: Locker) -> None:
         assert one.tokens == {"a": one.token}
 
 
+@both
 def test_a_wait_for_several_locks_leaves_nothing_held(locker: Locker) -> None:
     with locker.lock("b", owner="alice").hold():
         with pytest.raises(LockHeld, match="`b` is held by alice"):
@@ -34,6 +34,7 @@ def test_a_wait_for_several_locks_leaves_nothing_held(locker: Locker) -> None:
         assert [locker.status(name).state for name in ("a", "c")] == ["free", "free"]
 
 
+@both
 def test_the_loss_of_one_lock_is_the_loss_of_all(locker: Locker) -> None:
     guard = locker.lock_all(["a", "b"], ttl=3).guard()
     locker.evict("b", guard.tokens["b"])
@@ -44,6 +45,7 @@ def test_the_loss_of_one_lock_is_the_loss_of_all(locker: Locker) -> None:
     locker.wait_free("a", timeout=20)
 
 
+@both
 def test_one_ticket_holds_several_locks(locker: Locker) -> None:
     guard = locker.lock_all(["a", "b"]).guard()
     tokens = guard.tokens
@@ -62,18 +64,8 @@ def test_a_thread_with_one_of_the_locks_does_not_wait_for_itself(locker: Locker)
         locker.lock("a").guard()
 
 
+@both
 def test_names_that_cannot_be_held_together_are_errors(locker: Locker) -> None:
     for names, message in [(["a", "b", "a"], "`a` is named twice"), ([], "0 locks"), (["a", "b//c"], "b//c")]:
         with pytest.raises(LeaseholdError, match=message):
             locker.lock_all(names).guard()
-
-
-def test_several_locks_for_asyncio(url: str) -> None:
-    async def held() -> None:
-        locker = aio.Locker(url)
-        async with locker.lock_all(["b", "a"]).hold(timeout=60) as guard:
-            assert sorted(guard.tokens) == ["a", "b"]
-            assert await locker.lock("b").try_acquire() is None
-        assert (await locker.status("b")).state == "free"
-
-    asyncio.run(held())

@@ -89,6 +89,13 @@ class LeaseholdTest < Minitest::Test
     Program.new(code, *arguments).tap { |one| @programs << one }
   end
 
+  # Checks the last lines of a program, that it succeeds, and that others then get its lock.
+  def assert_ends(program, *lines)
+    assert_equal lines, (lines.map { program.line })
+    assert program.wait.success?
+    assert_free
+  end
+
   # Another Ruby process. Tests wait for its lines of output.
   class Program
     attr_reader :pid

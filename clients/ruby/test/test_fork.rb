@@ -59,10 +59,7 @@ class TestFork < LeaseholdTest
       Process.wait(fork { $guard = nil; GC.start; exit })
       puts $guard.held?
     RUBY
-    host = program(code, url)
-    assert_equal ["child", "[true, true, true]", "true"], [host.line, host.line, host.line]
-    assert host.wait.success?
-    assert_free
+    assert_ends program(code, url), "child", "[true, true, true]", "true"
   end
 
   def test_a_locker_starts_another_agent_in_a_child

@@ -121,6 +121,22 @@ class TestLocks < LeaseholdTest
     index.exclusive.lock(wait: LIMIT) { assert_nil index.shared.try_lock }
   end
 
+  def test_another_number_of_permits_is_an_error_with_both
+    locker.semaphore("pool", 2).lock do
+      refused = assert_raises(SizeError) { locker.semaphore("pool", 3).lock }
+      assert_equal [3, 2, "invalid"], [refused.asked, refused.stored, refused.kind]
+      assert_match(/has 2 permits/, refused.message)
+      assert_raises(LockHeld) { locker.resize("pool", permits: 3) }
+    end
+    assert_equal 2, locker.resize("pool", permits: 3, ttl: "1m")
+    locker.semaphore("pool", 3).lock.release
+    locker.rw_lock("index", readers: 12).shared.lock.release
+    assert_raises(SizeError) { locker.rw_lock("index").exclusive.lock }
+    assert_equal 12, locker.resize("index", readers: 8)
+    [{}, { permits: 1, readers: 1 }].each { |size| assert_raises(ArgumentError) { locker.resize("index", **size) } }
+    assert_equal ["invalid", StoreError], assert_raises(StoreError) { locker.resize("index", readers: 65) }.then { |error| [error.kind, error.class] }
+  end
+
   def test_an_election_has_one_leader
     election = locker.election("scheduler", value: "http://10.0.0.7:8080")
     seen = Thread::Queue.new
@@ -252,14 +268,13 @@ class TestLocks < LeaseholdTest
   end
 
   def test_durations
-    { 30 => 30_000, 0.07 => 70, 1.5 => 1_500, Rational(1, 3) => 334, "250ms" => 250, "1h 30m" => 5_400_000,
-      Struct.new(:to_f).new(2.0) => 2_000, 0 => 0 }.each do |given, expected|
-      assert_equal expected, Leasehold::Duration.milliseconds(given, "ttl")
+    good, bad = JSON.parse(File.read("#{KIT}/durations.json")).partition(&:last)
+    others = { 30 => 30_000, 0.07 => 70, Rational(1, 3) => 334, Struct.new(:to_f).new(2.0) => 2_000, 0 => 0 }
+    [*good, *others].each { |given, expected| assert_equal expected, Leasehold::Duration.milliseconds(given, "ttl") }
+    [*bad.map(&:first), nil, false, :x, [], -1, Float::NAN, Float::INFINITY, 1e300].each do |given|
+      assert_match(/\Attl /, assert_raises(ArgumentError) { Leasehold::Duration.milliseconds(given, "ttl") }.message)
     end
-    ["30", "", "1x", nil, false, :x, [], -1, Float::NAN, Float::INFINITY, "400d", 1e300].each do |bad|
-      assert_match(/\Attl /, assert_raises(ArgumentError) { Leasehold::Duration.milliseconds(bad, "ttl") }.message)
-    end
-    assert_match(/ttl/, assert_raises(StoreError) { locker.lock("x", ttl: 0.1) }.message)
+    assert_match(/ttl_ms` is not a number of milliseconds/, assert_raises(StoreError) { locker.lock("x", ttl: 0.1) }.message)
   end
 
   def test_an_unknown_setting_is_refused

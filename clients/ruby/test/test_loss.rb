@@ -255,10 +255,7 @@ class TestLoss < LeaseholdTest
       end
       sleep 0.3
     RUBY
-    host = program(code, url)
-    assert_equal "at exit", host.line
-    assert host.wait.success?
-    assert_free
+    assert_ends program(code, url), "at exit"
   end
 
   def test_an_exit_with_a_lock_waits_until_it_is_released

@@ -69,25 +69,29 @@ export class Deadline {
   readonly #start: Moment;
   readonly #span: number;
   readonly #clocks: Clocks;
+  /** Whether it is the limit of the hold. */
+  readonly isLimit: boolean;
 
-  private constructor(start: Moment, span: number, of: Clocks) {
+  private constructor(start: Moment, span: number, isLimit: boolean, of: Clocks) {
     this.#start = start;
     this.#span = span;
+    this.isLimit = isLimit;
     this.#clocks = of;
   }
 
   /** Reads the deadline in a message that has just arrived. */
   static from(message: Message, of: Clocks = clocks): Deadline {
-    const [boot, wall, span] = [number(message["boot_us"]), number(message["wall_us"]), number(message["span_us"])];
+    let boot = number(message["boot_us"]);
+    const [wall, span] = [number(message["wall_us"]), number(message["span_us"])];
     if (span < 0) throw new Garbage("a negative span");
     const now = of.read();
     if (of.sharedBoot) {
       if (now !== null && boot > now.boot + TOLERANCE) throw new Garbage("a deadline that begins in the future");
-      return new Deadline({ boot, wall }, span, of);
+    } else {
+      // If a clock cannot be read, `remaining` is 0.
+      boot = now === null ? -Infinity : now.boot - Math.max(0, now.wall - wall);
     }
-    // If a clock cannot be read, `remaining` is 0.
-    if (now === null) return new Deadline({ boot: -Infinity, wall }, span, of);
-    return new Deadline({ boot: now.boot - Math.max(0, now.wall - wall), wall }, span, of);
+    return new Deadline({ boot, wall }, span, message["at_limit"] === true, of);
   }
 
   /** Returns how long the lock is certain to be held, by the clock on which more time has passed. */
@@ -95,11 +99,6 @@ export class Deadline {
     if (now === null) return 0;
     const elapsed = Math.max(now.boot - this.#start.boot, now.wall - this.#start.wall);
     return Math.max(0, this.#span - elapsed - this.#clocks.resolution);
-  }
-
-  /** When the span ends, on the wall clock. */
-  get end(): number {
-    return this.#start.wall + this.#span;
   }
 
   /** Returns whether the span of this deadline began before that of `other`. */

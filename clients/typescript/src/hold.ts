@@ -16,8 +16,6 @@ export class Hold {
   readonly lost: Promise<LockLostError>;
   #state: "held" | "lost" | "over" = "held";
   #deadline: Deadline;
-  /** When the hold ends at its limit, in microseconds on the wall clock. */
-  readonly #limit: number | null;
   #loss: LockLostError | null = null;
   readonly #abort = new AbortController();
   #settle!: (loss: LockLostError) => void;
@@ -33,7 +31,6 @@ export class Hold {
     );
     this.tokens = tokens !== null ? new Map(tokens) : this.token === null ? null : new Map([[this.lock, this.token]]);
     this.#deadline = Deadline.from(held);
-    this.#limit = optional(held, "limit_us", number);
     this.lost = new Promise((settle) => (this.#settle = settle));
   }
 
@@ -54,9 +51,9 @@ export class Hold {
     return this.#state === "held" ? this.#deadline.remaining(now) : 0;
   }
 
-  /** Whether the deadline is the limit of the hold. Both are rounded to microseconds. */
+  /** Whether the deadline is the limit of the hold. */
   get isAtLimit(): boolean {
-    return this.#limit !== null && this.#deadline.end >= this.#limit - 1_000;
+    return this.#deadline.isLimit;
   }
 
   /**

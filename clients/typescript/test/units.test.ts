@@ -1,24 +1,35 @@
 // Tests durations, lines and clocks.
 
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { InvalidError } from "leasehold";
 import { Deadline, mismatch, OtherClocks, type Clocks, type Moment } from "#dist/clocks.js";
 import { milliseconds } from "#dist/duration.js";
 import { Lines } from "#dist/lines.js";
 import { Garbage } from "#dist/message.js";
 import { test } from "./fake.js";
 
-test("durations are numbers of milliseconds or texts", async () => {
-  for (const [text, expected] of [
+test("durations are numbers of milliseconds, texts or durations of Temporal", async () => {
+  const kit = new URL("../../conformance/durations.json", import.meta.url);
+  const texts = JSON.parse(readFileSync(kit, "utf8")) as readonly [string, number | null][];
+  const fails = () => {
+    throw new RangeError("a month has no fixed length");
+  };
+  for (const [given, expected] of [
+    ...texts,
     [1500, 1500],
     [0, 0],
-    ["500ms", 500],
-    ["30s", 30_000],
-    ["1.5s", 1_500],
-    ["1h 30m", 5_400_000],
-    ["1h30m", 5_400_000],
-    [" 2d ", 172_800_000],
+    [0.1, 1],
+    [-1, null],
+    [NaN, null],
+    [Infinity, null],
+    [{ total: (unit: string) => (unit === "milliseconds" ? 90_000 : NaN) }, 90_000],
+    [{ total: fails }, null],
+    [null as unknown as string, null],
   ] as const) {
-    assert.equal(milliseconds("ttl", text), expected, String(text));
+    const read = () => milliseconds("ttl", given);
+    if (expected !== null) assert.equal(read(), expected, String(given));
+    else assert.throws(read, (error) => error instanceof InvalidError && /^ttl /.test(error.message));
   }
 });
 

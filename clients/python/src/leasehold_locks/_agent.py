@@ -390,14 +390,13 @@ class Agent:
         if number in self._holds:
             raise Garbage
         deadline = deadline_of(message)
-        limit_us = None if message.get("limit_us") is None else integer(message, "limit_us")
         name, tokens = str(message["lock"]), message.get("tokens")
         if tokens is not None:
             tokens = {lock: integer(tokens, lock) for lock in tokens}
         several = message.get("locks") or ()
         if len(several) > 1:
             name = ", ".join(map(str, several))
-        hold = Hold(number, name, token, tokens, deadline, limit_us)
+        hold = Hold(number, name, token, tokens, deadline)
         self._holds[number] = hold
         self._look_within(deadline.remaining_us(_clock.now()) / 1_000_000)
         return hold

@@ -29,6 +29,8 @@ class Deadline(NamedTuple):
 
     start: Moment
     span_us: int
+    #: Whether it is the limit of the hold.
+    at_limit: bool
 
     def remaining_us(self, at: Moment) -> int:
         """Returns the time that is left. It is zero or negative if the deadline has passed."""

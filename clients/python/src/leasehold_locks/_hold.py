@@ -11,16 +11,12 @@ from ._errors import LeaseholdError, LockLost
 
 Message = dict[str, Any]
 
-#: More than the error of a time that was rounded to microseconds.
-_ROUNDING_US = 1_000
-
 
 class Hold:
     """A held lock."""
 
     __slots__ = (
         "_deadline",
-        "_limit_us",
         "_listeners",
         "_loss",
         "_over",
@@ -38,7 +34,6 @@ class Hold:
         token: int | None,
         tokens: dict[str, int] | None,
         deadline: Deadline,
-        limit_us: int | None,
     ) -> None:
         self.number = number
         self.name = name
@@ -46,8 +41,6 @@ class Hold:
         #: The token of each lock. An agent of an earlier version sends none.
         self.tokens = tokens if tokens is not None or token is None else {name: token}
         self._deadline = deadline
-        #: When the hold ends at its limit, on the wall clock.
-        self._limit_us = limit_us
         self._listeners: list[Callable[[LockLost], None]] = []
         self._loss: LockLost | None = None
         self._over = False
@@ -76,8 +69,7 @@ class Hold:
 
     def expired(self) -> LockLost:
         """Returns the loss of a hold whose deadline has passed."""
-        start, span_us = self._deadline
-        if self._limit_us is not None and start.wall_us + span_us >= self._limit_us - _ROUNDING_US:
+        if self._deadline.at_limit:
             return LockLost(f"lock `{self.name}` was lost: it was held for as long as its limit allows", "limit")
         return LockLost(f"lock `{self.name}` was lost: its lease was not renewed in time", "expired")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,7 +30,7 @@ T = TypeVar("T")
 Duration = float | timedelta | str
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
-_PART = re.compile(r"(\d+)\s*(ms|s|m|h|d)\s*")
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*")
 
 
 def milliseconds(duration: Duration, what: str) -> int:
@@ -44,12 +45,16 @@ def milliseconds(duration: Duration, what: str) -> int:
         text = duration.strip()
         if not re.fullmatch(rf"(?:{_PART.pattern})+", text):
             raise ValueError(f"{what} {duration!r} is not a duration such as '30s', '10m' or '1h 30m'")
-        seconds = sum(int(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
     else:
-        seconds = float(duration)
+        try:
+            seconds = float(duration)
+        except TypeError:
+            raise TypeError(f"{what} {duration!r} is not a number of seconds, a timedelta or a text") from None
     if not 0 <= seconds <= 366 * 86_400:  # Also refuses NaN.
-        raise ValueError(f"{what} is out of range: from 0 to 366 days")
-    return -int(-seconds * 1_000 // 1)
+        raise ValueError(f"{what} {duration!r} is out of range: from 0 to 366 days")
+    # Without the first rounding, 0.07 s would be 70.00000000000001 ms, and so 71.
+    return math.ceil(round(seconds * 1_000, 6))
 
 
 def _seconds(value: Any) -> float | None:

@@ -28,7 +28,7 @@ def deadline_of(message: dict[str, Any]) -> Deadline:
     # be.
     if start.boot_us > _clock.now().boot_us + TOLERANCE_US:
         raise Garbage
-    return Deadline(start, integer(message, "span_us"))
+    return Deadline(start, integer(message, "span_us"), message.get("at_limit") is True)
 
 
 def poll(wanted: list[tuple[int, int]], timeout: float | None) -> bool:

@@ -426,7 +426,6 @@ module Leasehold
       raise Wire::Garbage if @holds.key?(number)
 
       token = message["token"] && Wire.integer(message, "token")
-      limit_us = message["limit_us"] && Wire.integer(message, "limit_us")
       tokens = message["tokens"] && Wire.hash(message["tokens"])
       tokens&.each_key { |name| Wire.integer(tokens, name) }
       raise Wire::Garbage unless message["lock"].is_a?(String)
@@ -435,7 +434,7 @@ module Leasehold
       name = names.size > 1 ? names.join(", ") : message["lock"]
       deadline = Wire.deadline(message)
       look_within(deadline.remaining_us(Clock.now) / 1_000_000.0)
-      @holds[number] = Hold.new(number, name, token, tokens&.freeze, deadline, limit_us)
+      @holds[number] = Hold.new(number, name, token, tokens&.freeze, deadline)
     end
 
     # Marks the hold as lost if its deadline has passed. Returns the time that is left, in microseconds.

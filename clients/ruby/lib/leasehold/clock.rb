@@ -11,8 +11,8 @@ module Leasehold
     # A reading of both clocks, in microseconds.
     Moment = Struct.new(:boot_us, :wall_us)
 
-    # A moment and the span after it for which a lock is certain to be held.
-    Deadline = Struct.new(:start, :span_us) do
+    # A moment and the span after it for which a lock is certain to be held. `at_limit`: it is the limit of the hold.
+    Deadline = Struct.new(:start, :span_us, :at_limit) do
       # Returns the time that is left. It is zero or negative if the deadline has passed.
       def remaining_us(now)
         # The longer of the two elapsed times, rounded up.

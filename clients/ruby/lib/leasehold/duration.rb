@@ -5,7 +5,7 @@ module Leasehold
   # ActiveSupport::Duration.
   module Duration
     UNITS = { "ms" => 1, "s" => 1_000, "m" => 60_000, "h" => 3_600_000, "d" => 86_400_000 }.freeze
-    PART = /(\d+)\s*(ms|s|m|h|d)\s*/.freeze
+    PART = /(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*/.freeze
     TEXT = /\A\s*(?:#{PART})+\z/.freeze
     LONGEST_MS = 366 * 86_400_000
 
@@ -19,16 +19,16 @@ module Leasehold
       milliseconds =
         if duration.is_a?(String)
           TEXT.match?(duration) or raise refusal(duration, what)
-          duration.scan(PART).sum { |number, unit| number.to_i * UNITS.fetch(unit) }
+          duration.scan(PART).sum { |number, unit| number.to_f * UNITS.fetch(unit) }
         elsif !duration.nil? && duration.respond_to?(:to_f)
-          # Without the rounding, 0.07 s would be 70.00000000000001 ms, and so 71.
-          (duration.to_f * 1_000).then { |value| value.finite? ? value.round(6).ceil : -1 }
+          duration.to_f * 1_000
         else
           raise refusal(duration, what)
         end
-      return milliseconds if milliseconds.between?(0, LONGEST_MS)
+      # Without the first rounding, 0.07 s would be 70.00000000000001 ms, and so 71.
+      return milliseconds.round(6).ceil if milliseconds.finite? && milliseconds.between?(0, LONGEST_MS)
 
-      raise ArgumentError, "#{what} is out of range: from 0 to 366 days"
+      raise ArgumentError, "#{what} #{duration.inspect} is out of range: from 0 to 366 days"
     end
 
     def self.refusal(duration, what)

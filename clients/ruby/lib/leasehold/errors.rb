@@ -25,6 +25,9 @@ module Leasehold
       when "lost"
         refused_by = Values.integer(message["refused_by"])
         LockLost.new(text, reason: refused_by ? "refused" : "expired", refused_by: refused_by, help: help)
+      when "invalid"
+        sizes = message["sizes"] or return StoreError.new(text, kind: kind, help: help)
+        SizeError.new(text, asked: Values.integer(sizes["asked"]), stored: Values.integer(sizes["stored"]), help: help)
       when "deadlock" then DeadlockError.new(text, help: help)
       else StoreError.new(text, kind: kind, maybe_applied: message["maybe_applied"] == true, help: help)
       end
@@ -97,6 +100,19 @@ module Leasehold
   class AgentError < StoreError
     def initialize(summary = nil, maybe_applied: false, help: [])
       super(summary, kind: "agent", maybe_applied: maybe_applied, help: help)
+    end
+  end
+
+  # The store has another number of permits or readers for this name. Locker#resize changes it while nobody holds the
+  # lock.
+  class SizeError < StoreError
+    # The number that the acquisition asked for, and the number in the store.
+    attr_reader :asked, :stored
+
+    def initialize(summary = nil, asked: nil, stored: nil, help: [])
+      super(summary, kind: "invalid", help: help)
+      @asked = asked
+      @stored = stored
     end
   end
 

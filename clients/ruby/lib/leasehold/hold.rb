@@ -6,20 +6,15 @@ require_relative "errors"
 module Leasehold
   # A held lock, from the messages that this process has read. Only the agent's thread changes it.
   class Hold
-    # More than the error of a time that was rounded to microseconds.
-    ROUNDING_US = 1_000
-
     attr_reader :number, :name, :token, :tokens, :loss, :deadline
 
-    def initialize(number, name, token, tokens, deadline, limit_us)
+    def initialize(number, name, token, tokens, deadline)
       @number = number
       @name = name
       @token = token
       # The token of each lock. An agent of an earlier version sends none.
       @tokens = tokens || (token && { name => token })
       @deadline = deadline
-      # When the hold ends at its limit, on the wall clock.
-      @limit_us = limit_us
       @listeners = []
       @loss = nil
       @over = false
@@ -46,7 +41,7 @@ module Leasehold
 
     # Returns the loss of a hold whose deadline has passed.
     def expired
-      if @limit_us && @deadline.start.wall_us + @deadline.span_us >= @limit_us - ROUNDING_US
+      if @deadline.at_limit
         lost("lock `#{name}` was lost: it was held for as long as its limit allows", "limit")
       else
         lost("lock `#{name}` was lost: its lease was not renewed in time", "expired")

@@ -124,7 +124,7 @@ module Leasehold
     end
   end
 
-  # A lock with either several shared holders, at most eight, or one exclusive holder. Both are Locks.
+  # A lock with either several shared holders or one exclusive holder. Both are Locks.
   RwLock = Struct.new(:shared, :exclusive)
 
   # An election: one of several candidates leads. The holder of the lock is the leader, and its token is the term.

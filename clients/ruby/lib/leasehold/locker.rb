@@ -53,14 +53,19 @@ module Leasehold
       Lock.new(Settings.new(@store, several.join(", "), { locks: several }, **settings))
     end
 
-    # Returns a lock with up to `permits` holders, at most 64.
+    # Returns a lock with up to `permits` holders, at most 64. The first acquisition records the number in the store. One
+    # with another number raises SizeError.
     def semaphore(name, permits, **settings)
       Lock.new(Settings.new(@store, name, { mode: "permit", permits: permits }, **settings))
     end
 
-    # Returns a readers-writer lock. It has two locks, `shared` and `exclusive`.
-    def rw_lock(name, **settings)
-      RwLock.new(*%w[shared exclusive].map { |mode| Lock.new(Settings.new(@store, name, { mode: mode }, **settings)) })
+    # Returns a readers-writer lock. It has two locks, `shared` and `exclusive`, and up to `readers` shared holders: 8 by
+    # default, and at most 64. The first acquisition records the number in the store. One with another number raises
+    # SizeError.
+    def rw_lock(name, readers: nil, **settings)
+      RwLock.new(*%w[shared exclusive].map do |mode|
+        Lock.new(Settings.new(@store, name, { mode: mode, readers: readers }.compact, **settings))
+      end)
     end
 
     # Returns the election called `name`. This candidate advertises `value` while it leads.
@@ -119,6 +124,19 @@ module Leasehold
     def sweep(name, older_than:, dry_run: false)
       older_than_ms = Duration.milliseconds(older_than, "older_than")
       run("sweep", "swept", lock: name, older_than_ms: older_than_ms, dry_run: dry_run)["deleted"] == true
+    end
+
+    # Changes the number of permits of a semaphore, or of readers of a readers-writer lock, in the store. Returns the
+    # number before. Raises LockHeld if somebody holds the lock. The process must not be paused for longer than `ttl`
+    # meanwhile.
+    def resize(name, permits: nil, readers: nil, ttl: nil)
+      raise ArgumentError, "resize takes either permits or readers" if permits.nil? == readers.nil?
+
+      size = permits ? { mode: "permit", permits: permits } : { mode: "shared", readers: readers }
+      ttl_ms = Duration.optional(ttl, "ttl")
+      run("resize", "resized", lock: name, **size, ttl_ms: ttl_ms, limit: nil) do |message|
+        Wire.integer(message, "before")
+      end
     end
 
     # Creates what the store needs, such as a file or a table.

@@ -52,7 +52,7 @@ module Leasehold
       # may be.
       raise Garbage if start.boot_us > Clock.now.boot_us + Clock::TOLERANCE_US
 
-      Clock::Deadline.new(start, integer(fields, "span_us")).freeze
+      Clock::Deadline.new(start, integer(fields, "span_us"), fields["at_limit"] == true).freeze
     end
 
     # The agent would exit at a line that is not JSON in UTF-8.

@@ -59,12 +59,21 @@ impl Fields {
 
     /// Takes the field `name`, an integer in `range`.
     pub(super) fn integer(&mut self, name: &str, range: RangeInclusive<u64>) -> Result<Option<u64>, Refusal> {
+        self.counted(name, "an integer", range)
+    }
+
+    fn counted(
+        &mut self,
+        name: &str,
+        what: &str,
+        range: RangeInclusive<u64>,
+    ) -> Result<Option<u64>, Refusal> {
         let Some(value) = self.0.remove(name) else { return Ok(None) };
         match value.as_u64().filter(|number| range.contains(number)) {
             Some(number) => Ok(Some(number)),
             None => {
                 let (least, most) = range.into_inner();
-                Err(Refusal::invalid(format!("`{name}` is not an integer from {least} to {most}")))
+                Err(Refusal::invalid(format!("`{name}` is not {what} from {least} to {most}")))
             }
         }
     }
@@ -77,7 +86,7 @@ impl Fields {
         most: Duration,
     ) -> Result<Option<Duration>, Refusal> {
         let most = u64::try_from(most.as_millis()).unwrap_or(u64::MAX);
-        Ok(self.integer(name, least..=most)?.map(Duration::from_millis))
+        Ok(self.counted(name, "a number of milliseconds", least..=most)?.map(Duration::from_millis))
     }
 
     /// Takes the field `name`, the number of a request or a hold. It is required.

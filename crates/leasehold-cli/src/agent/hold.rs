@@ -14,8 +14,8 @@ pub(super) enum HoldRequest {
     Take(oneshot::Sender<Guard>),
     /// Return the lock as one for which the host waits while it holds this one.
     Nest(Lock, oneshot::Sender<Lock>),
-    /// Renew at once.
-    Renew(oneshot::Sender<leasehold::Result<Deadline>>),
+    /// Renew at once, and return the message `renewed`.
+    Renew(oneshot::Sender<leasehold::Result<Value>>),
 }
 
 /// The task of one hold.
@@ -36,8 +36,9 @@ impl HoldTask {
                 biased;
                 request = self.requests.recv() => match request {
                     Some(HoldRequest::Renew(reply)) => {
-                        let renewal = self.guard.renew();
-                        tokio::spawn(async move { drop(reply.send(renewal.await)) });
+                        let (hold, limit, renewal) = (self.number, self.guard.limit(), self.guard.renew());
+                        let renewed = move |until| message::renewed(hold, until, limit);
+                        tokio::spawn(async move { drop(reply.send(renewal.await.map(renewed))) });
                     }
                     Some(HoldRequest::Nest(lock, reply)) => drop(reply.send(lock.while_holding(&self.guard))),
                     Some(HoldRequest::Take(reply)) => {
@@ -56,7 +57,7 @@ impl HoldTask {
                     // Send the latest deadline, however long the host has not read.
                     if let Ok(until) = self.guard.deadline() {
                         self.known = until;
-                        place.send(message::renewed(self.number, until));
+                        place.send(message::renewed(self.number, until, self.guard.limit()));
                     }
                 }
             }

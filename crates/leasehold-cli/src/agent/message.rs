@@ -86,16 +86,20 @@ pub(super) fn moment(moment: Moment) -> Value {
     json!({ "boot_us": micros(moment.since_boot()), "wall_us": moment.wall_us() })
 }
 
-/// Adds the fields of a deadline to `fields`.
-pub(super) fn with_deadline(mut fields: Value, until: Deadline) -> Value {
+/// Adds the fields of the deadline of a hold with this limit to `fields`.
+pub(super) fn with_deadline(mut fields: Value, until: Deadline, limit: Option<Deadline>) -> Value {
     if let (Value::Object(fields), Value::Object(until)) = (&mut fields, deadline(until)) {
         fields.extend(until);
+    }
+    let end = |deadline: Deadline| deadline.start().since_boot() + deadline.span();
+    if limit.is_some_and(|limit| end(limit) == end(until)) {
+        fields["at_limit"] = true.into();
     }
     fields
 }
 
-pub(super) fn renewed(hold: u64, until: Deadline) -> Value {
-    with_deadline(json!({ "hold": hold, "ev": "renewed" }), until)
+pub(super) fn renewed(hold: u64, until: Deadline, limit: Option<Deadline>) -> Value {
+    with_deadline(json!({ "hold": hold, "ev": "renewed" }), until, limit)
 }
 
 pub(super) fn lost(hold: u64, loss: &Loss) -> Value {

@@ -5,11 +5,10 @@ use std::sync::Arc;
 use futures_util::FutureExt as _;
 use futures_util::future::ready;
 use leasehold::{OncePer, Released};
-use serde_json::json;
 use tokio::sync::oneshot;
 
 use super::fields::Fields;
-use super::message::{Answer, with_deadline};
+use super::message::Answer;
 use super::refusal::Refusal;
 use super::session::{Reply, Session, Work};
 use super::{inspect, locks, objects, tickets};
@@ -59,9 +58,7 @@ async fn release(released: oneshot::Receiver<leasehold::Result<Released>>) -> Re
 
 async fn renew(session: Arc<Session>, hold: u64) -> Result<Reply, Refusal> {
     match session.renew(hold).await? {
-        Some(until) => {
-            Ok(Reply::Answer(Answer::new("renewed", with_deadline(json!({ "hold": hold }), until))))
-        }
+        Some(renewed) => Ok(Reply::Answer(Answer::new("renewed", renewed))),
         None => Err(Refusal::new("lost", format!("hold {hold} has ended"))),
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join, join_all};
-use leasehold::clock::{Clock as _, Deadline, SystemClock, micros, timeout};
+use leasehold::clock::{Clock as _, SystemClock, timeout};
 use leasehold::{Guard, Lock, Released};
 use rustix::process::Pid;
 use serde_json::{Value, json};
@@ -241,11 +241,9 @@ impl Session {
         drop(place);
         let (token, tokens) = (guard.token().ok(), guard.tokens().ok());
         let locks: Vec<_> = guard.names().collect();
-        let mut held =
+        let held =
             json!({ "hold": number, "lock": guard.name(), "token": token, "locks": locks, "tokens": tokens });
-        if let Some(limit) = guard.limit() {
-            held["limit_us"] = (limit.start().wall_us() + micros(limit.span())).into();
-        }
+        let held = Answer::new("held", message::with_deadline(held, known, guard.limit()));
         let task = HoldTask { number, guard, known, requests, outbox: self.outbox.clone() };
         let session = self.clone();
         tokio::spawn(async move {
@@ -254,7 +252,7 @@ impl Session {
                 session.outbox.send(lost).await;
             }
         });
-        Ok(Answer::new("held", message::with_deadline(held, known)).to(id))
+        Ok(held.to(id))
     }
 
     /// Takes the guard of a hold. Returns `None` if the hold is over.
@@ -321,8 +319,8 @@ impl Session {
         Ok(lock)
     }
 
-    /// Renews a hold at once. Returns `None` if the hold is over.
-    pub(super) async fn renew(&self, hold: u64) -> Result<Option<Deadline>, Refusal> {
+    /// Renews a hold at once, and returns the message `renewed`. Returns `None` if the hold is over.
+    pub(super) async fn renew(&self, hold: u64) -> Result<Option<Value>, Refusal> {
         let Some(sender) = self.task_of(hold)? else { return Ok(None) };
         let (reply, renewed) = oneshot::channel();
         if sender.send(HoldRequest::Renew(reply)).await.is_err() {

@@ -147,6 +147,21 @@ fn a_lock_is_held_renewed_and_released() {
 }
 
 #[test]
+fn a_deadline_says_whether_it_is_the_limit_of_the_hold() {
+    let sandbox = Sandbox::new();
+    let mut agent = Agent::greeted(&sandbox);
+    let acquire = |lock: &str, ttl: u64, limit: u64| json!({ "op": "try", "lock": lock, "ttl_ms": ttl, "max_hold_ms": limit });
+    let held = agent.ask(acquire("short", 60_000, 30_000));
+    assert_eq!(held["at_limit"], true, "{held}");
+    assert_eq!(agent.ask(json!({ "op": "renew", "hold": 1 }))["at_limit"], true);
+    assert_eq!(agent.ask(acquire("long", 6_000, 60_000))["at_limit"], Value::Null);
+    assert_eq!(agent.ask(json!({ "op": "renew", "hold": 2 }))["at_limit"], Value::Null);
+    let held = agent.ask(acquire("renewed", 1_000, 1_500));
+    assert_eq!((&held["ev"], &held["at_limit"]), (&json!("held"), &Value::Null), "{held}");
+    while agent.await_for("hold", 3)["at_limit"] != true {}
+}
+
+#[test]
 fn requests_without_a_store_use_the_store_option() {
     let sandbox = Sandbox::new();
     let mut agent = Agent::start_with(&sandbox, &["-s", "sqlite:other.db"]).greet();
@@ -255,7 +270,10 @@ fn bad_requests_are_refused_without_their_values() {
         (json!({ "op": "acquire" }), "`lock` is missing"),
         (json!({ "op": "acquire", "lock": "a//b" }), "a//b"),
         (json!({ "op": "acquire", "lock": "x", "ttl": 5 }), "no field `ttl`"),
-        (json!({ "op": "acquire", "lock": "x", "ttl_ms": 499 }), "`ttl_ms` is not an integer from 500"),
+        (
+            json!({ "op": "acquire", "lock": "x", "ttl_ms": 499 }),
+            "`ttl_ms` is not a number of milliseconds from 500 to",
+        ),
         (json!({ "op": "acquire", "lock": "x", "ttl_ms": "hunter2" }), "`ttl_ms`"),
         (json!({ "op": "acquire", "lock": "x", "mode": "hunter2" }), "`mode`"),
         (json!({ "op": "acquire", "lock": "x", "mode": "permit" }), "`permits` is missing"),
