@@ -317,10 +317,12 @@ impl Feed {
     /// Sends requests with [pauses](Known::pause) between them.
     async fn poll_locks(&self) {
         let env = self.locker.store().env();
+        let mut took = Duration::ZERO;
         loop {
             // Pause even before the first request, so that viewers that come and go do not cost more requests.
-            let pause = self.known().pause();
+            let pause = self.known().pause().saturating_sub(took);
             env.sleep(pause).await;
+            let began = env.now();
             let step = self.known().next(env.now());
             match step {
                 Some(Step::List(prefix)) => self.list(&prefix).await,
@@ -333,6 +335,7 @@ impl Feed {
                 },
                 None => {}
             }
+            took = env.now().shortest_since(began);
         }
     }
 

@@ -142,6 +142,7 @@ fn content(app: &App, caller: &Caller, filter: &Filter, reading: &Reading) -> Ma
     let found: Vec<&Seen> = reading.locks.iter().filter(|seen| filter.finds(seen.lock())).collect();
     let mut shown: Vec<&Seen> = found.iter().filter(|seen| filter.shows(seen.lock())).copied().collect();
     filter.order(&mut shown);
+    let hidden = if filter.state.is_empty() { found.len() - shown.len() } else { 0 };
     html! {
         div class="heading" {
             h1 { "Locks" }
@@ -151,8 +152,14 @@ fn content(app: &App, caller: &Caller, filter: &Filter, reading: &Reading) -> Ma
         (states(filter, reading, &found))
         (unreadable(&reading.unreadable))
         div data-key="scan" { (reading.scan()) }
+        p class="muted" data-key="hidden" {
+            @if hidden > 0 {
+                (count(hidden, "free lock is", "free locks are")) " hidden. "
+                a href=(filter.address(|filter| ALL.clone_into(&mut filter.state))) data-focus="all" { "Show all" }
+            }
+        }
         table class="cards" role="table" {
-            caption data-key="caption" { (caption(filter, reading, &found, shown.len())) }
+            caption data-key="caption" { (caption(filter, reading, shown.len())) }
             thead role="rowgroup" {
                 tr role="row" {
                     (sorted(filter, "", "State", "ascending"))
@@ -175,19 +182,13 @@ fn content(app: &App, caller: &Caller, filter: &Filter, reading: &Reading) -> Ma
     }
 }
 
-fn caption(filter: &Filter, reading: &Reading, found: &[&Seen], shown: usize) -> Markup {
-    let free = found.iter().filter(|seen| seen.lock().state == StateView::Free).count();
-    let hidden = if filter.state.is_empty() { free } else { 0 };
+fn caption(filter: &Filter, reading: &Reading, shown: usize) -> Markup {
     html! {
         (count(shown, "lock", "locks"))
         @if !filter.prefix.is_empty() { " under " code { (filter.prefix) } }
         @if filter.sort.is_empty() { ", problems first" }
         "."
         @if shown > MAX_ROWS { " The page shows " (MAX_ROWS) " of them: choose a prefix or a state, or search." }
-        @if hidden > 0 {
-            " " (count(hidden, "free lock is", "free locks are")) " hidden. "
-            a href=(filter.address(|filter| ALL.clone_into(&mut filter.state))) data-focus="all" { "Show all" }
-        }
         (reading.age())
     }
 }

@@ -49,7 +49,7 @@ def test_names_and_notes_are_text(full, open_page):
 def test_pages_work_without_javascript(full, open_page):
     page = open_page(full.server.address + "/ui/", java_script_enabled=False)
     assert page.locator("tbody tr.held").count() > 15 and page.locator("tbody tr.free").count() == 0
-    hidden = int(re.search(r"(\d+) free locks are hidden", page.inner_text("caption")).group(1))
+    hidden = int(re.search(r"(\d+) free locks are hidden", page.inner_text("main")).group(1))
     page.click("text=Show all")
     expect(page.locator("tbody tr.free")).to_have_count(hidden)
     page.click(".states >> text=Lapsed")
