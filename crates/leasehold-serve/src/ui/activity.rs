@@ -10,7 +10,7 @@ use leasehold::view::StateView;
 use leasehold::{Holder, PastGrant};
 use maud::{Markup, html};
 
-use super::format::{count, span, stamp, time};
+use super::format::{capitalized, count, span, stamp, time};
 use super::layout::{Head, Page};
 use super::parts::{column, lock_link, name, note, unreadable};
 use super::reading::{self, Reading, Seen};
@@ -42,14 +42,14 @@ enum EntryKind {
 }
 
 impl EntryKind {
-    fn words(self) -> (&'static str, &'static str) {
+    fn word(self) -> &'static str {
         match self {
-            Self::Acquired => ("acquired", "Acquired"),
-            Self::Released => ("released", "Released"),
-            Self::Limit => ("limit", "Limit"),
-            Self::Lapsed => ("lapsed", "Lapsed"),
-            Self::Evicted => ("evicted", "Evicted"),
-            Self::Lost => ("lapsed", "Lost"),
+            Self::Acquired => "acquired",
+            Self::Released => End::Released.as_str(),
+            Self::Limit => End::Limit.as_str(),
+            Self::Lapsed => End::Lapsed.as_str(),
+            Self::Evicted => End::Evicted.as_str(),
+            Self::Lost => "lost",
         }
     }
 }
@@ -173,16 +173,16 @@ fn content(app: &App, arrival: &Arrival, reading: &Reading) -> Markup {
 }
 
 fn row(entry: &Entry<'_>, now_us: u64) -> Markup {
-    let (class, word) = entry.kind.words();
+    let word = entry.kind.word();
     let ago = now_us.saturating_sub(entry.at_us) / 1_000;
     html! {
-        tr role="row" data-key={ (entry.lock) " " (entry.token) " " (class) } data-version=(entry.token)
+        tr role="row" data-key={ (entry.lock) " " (entry.token) " " (word) } data-version=(entry.token)
             data-say={ (entry.lock) ": " (word) } {
             td role="cell" class="num c-time" data-label="Time (UTC)" {
                 time datetime=(stamp(entry.at_us)) { (time(entry.at_us)) }
                 " " span class="muted ago" { span data-up=(ago) { (span(ago)) } " ago" }
             }
-            td role="cell" data-label="Event" { span class={ "end " (class) } { (word) } }
+            td role="cell" data-label="Event" { span class={ "end " (word) } { (capitalized(word)) } }
             td role="cell" class="c-name" data-label="Lock" { (lock_link(entry.lock)) }
             td role="cell" class="num right" data-label="Token" { (entry.token) }
             td role="cell" class="c-holder" data-label="Holder" {

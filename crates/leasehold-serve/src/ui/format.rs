@@ -62,6 +62,12 @@ pub(super) fn last_argument(name: &str) -> String {
     if name.starts_with('-') { format!("-- {}", shell(name)) } else { shell(name) }
 }
 
+/// Returns a word of the API and the command, as a word of a page.
+pub(super) fn capitalized(word: &str) -> String {
+    let mut chars = word.chars();
+    chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default()
+}
+
 /// Returns a number with its unit: `1 process`, `2 processes`.
 pub(super) fn count(of: usize, one: &str, many: &str) -> String {
     format!("{} {}", number(of), if of == 1 { one } else { many })
@@ -88,6 +94,7 @@ mod tests {
     fn durations_and_times_are_short() {
         let spans = [999, 59_999, 60_000, 3_725_000, 266_400_000].map(span);
         assert_eq!(spans, ["0 s", "59 s", "1 min 00 s", "1 h 02 min", "3 d 2 h"]);
+        assert_eq!([capitalized("held"), capitalized("")], ["Held", ""]);
         assert_eq!([40, 9_999, 10_000].map(took), ["0.0 s", "9.9 s", "10 s"]);
         assert_eq!(time(1_700_000_000_000_000), "2023-11-14 22:13:20");
         assert_eq!(stamp(u64::MAX), "9999-12-31T23:59:59Z");

@@ -9,7 +9,7 @@ use leasehold::view::{LockDetail, LockView, StateView, lasted_ms};
 use leasehold::{LockName, PastGrant};
 use maud::{Markup, html};
 
-use super::format::{last_argument, link, shell, stamp, time, took};
+use super::format::{capitalized, last_argument, link, shell, stamp, time, took};
 use super::layout::{Head, Page, alert};
 use super::parts::{
     column, held_for, holder, lease, meaning, passing, permits, person, sentence, text, token,
@@ -233,13 +233,7 @@ fn actions(app: &App, arrival: &Arrival, lock: &LockView, forms: Option<Markup>,
 
 /// Returns how a grant ended, for people.
 pub(super) fn ended(end: End) -> Markup {
-    let word = match end {
-        End::Released => "Released",
-        End::Lapsed => "Lapsed",
-        End::Evicted => "Evicted",
-        End::Limit => "Limit",
-    };
-    html! { span class={ "end " (end.as_str()) } { (word) } }
+    html! { span class={ "end " (end.as_str()) } { (capitalized(end.as_str())) } }
 }
 
 fn past(history: &[PastGrant]) -> Markup {

@@ -40,7 +40,7 @@ const ALL: &str = "all";
 const PROBLEMS: &str = "problems";
 const WAITED_FOR: &str = "waiting";
 /// How many prefixes are shown.
-const MAX_PREFIXES: usize = 30;
+const MAX_PREFIXES: usize = 12;
 
 impl Filter {
     fn shows(&self, lock: &LockView) -> bool {
@@ -148,8 +148,8 @@ fn content(app: &App, caller: &Caller, filter: &Filter, reading: &Reading) -> Ma
             h1 { "Locks" }
             (search(filter))
         }
-        (prefixes(filter, &reading.names))
         (states(filter, reading, &found))
+        (prefixes(filter, &reading.names))
         (unreadable(&reading.unreadable))
         div data-key="scan" { (reading.scan()) }
         p class="muted" data-key="hidden" {
@@ -325,7 +325,7 @@ fn prefixes(filter: &Filter, names: &[LockName]) -> Markup {
                     (segment) "/" span class="number" { (number(locks)) }
                 }
             }
-            @if others > 0 { span class="muted" { "and " (count(others, "smaller prefix", "smaller prefixes")) } }
+            @if others > 0 { span class="muted" { "and " (count(others, "more prefix", "more prefixes")) } }
         }
     }
 }

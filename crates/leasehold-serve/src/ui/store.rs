@@ -7,7 +7,7 @@ use leasehold::doctor::{CheckStatus, Finding, RESERVED, Report};
 use leasehold::lease::printable;
 use maud::{Markup, html};
 
-use super::format::{count, shell, span, stamp, time, took};
+use super::format::{count, number, shell, span, stamp, time, took};
 use super::icons;
 use super::layout::{Head, Page};
 use super::parts::{column, text};
@@ -234,12 +234,13 @@ fn abilities(app: &App) -> Markup {
 fn cost(app: &App) -> Markup {
     let minute = app.feed.meter().last_minute(app.now());
     let failed = minute.iter().filter(|request| request.failed).count();
+    let total = app.feed.meter().total();
     html! {
         dl class="facts" {
             div { dt { "Viewers now" } dd class="num" data-viewers=(app.feed.viewers()) { (app.feed.viewers()) } }
-            div { dt { "Requests, last minute" } dd class="num" { (minute.len()) } }
+            div { dt { "Requests, last minute" } dd class="num" { (number(minute.len())) } }
             div { dt { "Failed" } dd class="num" { (failed) } }
-            div { dt { "Since the server started" } dd class="num" data-total=(app.feed.meter().total()) { (app.feed.meter().total()) } }
+            div { dt { "Since the server started" } dd class="num" data-total=(total) { (number(usize::try_from(total).unwrap_or(usize::MAX))) } }
         }
         p class="muted" {
             "While pages are open and visible, the server reads their locks with at most 5 requests per second, or 50 if there are more than 500 locks, shared by all viewers. "

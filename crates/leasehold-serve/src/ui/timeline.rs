@@ -5,7 +5,7 @@ use leasehold::lease::End;
 use leasehold::view::{LockDetail, StateView};
 use maud::{Markup, html};
 
-use super::format::span;
+use super::format::{span, time};
 use super::parts::{grant, text};
 
 /// Maximum number of rows. If there are more holders, the remaining ones share the last row.
@@ -90,7 +90,12 @@ pub(super) fn timeline(detail: &LockDetail, now_us: u64) -> Markup {
                     @let us = begin + end.saturating_sub(begin) / 100 * at;
                     line class="axis" x1={ (at) "%" } x2={ (at) "%" } y1=(axis - 2) y2=(axis + 6) {}
                     text class="tick" x={ (at) "%" } y=(axis + 19) text-anchor=(anchor) {
-                        @if at == 100 && current.is_some() { "now" } @else { (span(now_us.saturating_sub(us) / 1_000)) " ago" }
+                        @match at {
+                            100 if current.is_some() => "now",
+                            _ if current.is_some() => { (span(now_us.saturating_sub(us) / 1_000)) " ago" },
+                            50 => "",
+                            _ => (time(us)),
+                        }
                     }
                 }
             }

@@ -60,13 +60,13 @@ fn content(reading: &Reading, caller: &Caller, has_order: bool) -> Markup {
             }
             thead role="rowgroup" {
                 tr role="row" {
-                    (column("Waits")) (column("Process")) (column("Place")) (column("Lock")) (column("Held by")) (column("Lease"))
+                    (column("Waiting for")) (column("Process")) (column("Place")) (column("Lock")) (column("Held by")) (column("Lease"))
                 }
             }
             tbody role="rowgroup" data-list="waiters" {
                 @for (lock, at, waiter) in waiters.iter().take(MAX_ROWS) {
                     tr role="row" data-key={ (lock.lock) " " (at) } data-lock=(lock.lock) data-version=(version(lock)) {
-                        td role="cell" class="c-since" data-label="Waits" {
+                        td role="cell" class="c-since" data-label="Waiting for" {
                             @match waiter.waited_ms { Some(ms) => (passing(ms)), None => "–" }
                         }
                         td role="cell" class="c-holder" data-label="Process" { (person(&waiter.holder)) }
