@@ -388,8 +388,8 @@ mod tests {
         // A search reads the locks with this name first, and finds free locks.
         let find = |find: &str| Filter { find: find.to_owned(), state: ALL.to_owned(), ..Filter::default() };
         let app = App::on(&locker, None);
-        let (page, ..) = shown(&app, find("0697")).await;
-        assert!(page.contains("data-lock=\"t1/0697\""), "{page}");
+        let (page, ..) = shown(&app, find("0698")).await;
+        assert!(page.contains("data-lock=\"t2/0698\""), "{page}");
 
         // The second page reads the rest. From then on, a page reads again only the locks that it shows.
         shown(&app, find("nothing")).await;
