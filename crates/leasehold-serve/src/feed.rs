@@ -1,8 +1,8 @@
 //! Events about the locks, for viewers. The server reports its own operations at once, and finds those of other
 //! processes by reading the locks.
 //!
-//! Without viewers, the feed sends no requests to the store. With any number of viewers, it sends a few requests per
-//! second.
+//! Without viewers, the feed sends no requests to the store. With any number of viewers, it sends at most 5 requests per
+//! second for up to 500 locks, and at most 50 for more.
 
 mod known;
 mod meter;
@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, TryStreamExt as _};
+use leasehold::clock;
 use leasehold::lease::Id;
 use leasehold::random::Random;
 use leasehold::view::{LockDetail, LockView};
@@ -21,14 +22,14 @@ use tokio::sync::{broadcast, watch};
 use utoipa::ToSchema;
 
 use self::known::{Known, Step};
-pub(crate) use self::known::{Look, MAX_LOCKS};
+pub(crate) use self::known::{Look, MAX_LOCKS, pause};
 pub(crate) use self::meter::{Measured, Meter};
 use crate::view::version;
 
 /// How many events are kept for viewers that reconnect.
 const MAX_EVENTS: usize = 1_000;
-/// The pause between two looks, which gives at most five requests per second.
-const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// How long the looks are kept after the last viewer has left.
+const KEPT: Duration = Duration::from_secs(300);
 
 /// Something that happened to a lock.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -160,15 +161,23 @@ impl Feed {
     /// Reads a lock for a page. The viewers of the lock also get the result, without another request.
     pub(crate) async fn inspect(&self, name: &LockName) -> leasehold::Result<LockDetail> {
         let look = self.read(name).await?;
-        let detail = look.detail.clone();
+        let detail = LockDetail::clone(&look.detail);
         self.record(name, look);
         Ok(detail)
+    }
+
+    /// Reads a lock that has a record, like [`inspect`](Self::inspect). Its next viewers also get the result.
+    pub(crate) async fn look(&self, name: &LockName) -> leasehold::Result<Look> {
+        let look = self.read(name).await?;
+        self.record(name, look.clone());
+        self.known().keep(name, look.clone());
+        Ok(look)
     }
 
     async fn read(&self, name: &LockName) -> leasehold::Result<Look> {
         let at = self.locker.store().env().now();
         let status = self.locker.inspect(name).await?;
-        Ok(Look { detail: LockDetail::of(&status), at })
+        Ok(Look { detail: Arc::new(LockDetail::of(&status)), at })
     }
 
     /// Returns at most `most` names that begin with `prefix`, in order.
@@ -189,6 +198,13 @@ impl Feed {
     /// Returns the latest look at the lock `name`, or `None` if it is not watched.
     pub(crate) fn seen_one(&self, name: &LockName) -> Option<Look> {
         self.known().one(name)
+    }
+
+    /// Adds to `names` the latest looks at these locks, even if nobody watches them any more.
+    pub(crate) fn latest_looks(&self, names: Vec<LockName>) -> Vec<(LockName, Option<Look>)> {
+        let known = self.known();
+        let with_look = |name: LockName| (known.latest(&name), name);
+        names.into_iter().map(with_look).map(|(look, name)| (name, look)).collect()
     }
 
     /// Sends `event` to viewers without keeping it.
@@ -277,10 +293,17 @@ impl Feed {
 
     /// Reads the locks while there are viewers, and sends them the changes. Never ends.
     pub(crate) async fn watch(&self) {
+        let env = self.locker.store().env();
         let mut viewers = self.viewers.subscribe();
         loop {
-            if viewers.wait_for(|viewers| *viewers > 0).await.is_err() {
-                return;
+            let some = async { viewers.wait_for(|viewers| *viewers > 0).await.is_ok() };
+            match clock::timeout(&*env.clock, KEPT, some).await {
+                Some(true) => {}
+                Some(false) => return,
+                None => {
+                    self.known().forget();
+                    continue;
+                }
             }
             tokio::select! {
                 () = self.poll_locks() => {}
@@ -291,12 +314,15 @@ impl Feed {
         }
     }
 
-    /// Sends at most five requests a second.
+    /// Sends requests with [pauses](Known::pause) between them.
     async fn poll_locks(&self) {
         let env = self.locker.store().env();
+        let mut took = Duration::ZERO;
         loop {
             // Pause even before the first request, so that viewers that come and go do not cost more requests.
-            env.sleep(POLL_INTERVAL).await;
+            let pause = self.known().pause().saturating_sub(took);
+            env.sleep(pause).await;
+            let began = env.now();
             let step = self.known().next(env.now());
             match step {
                 Some(Step::List(prefix)) => self.list(&prefix).await,
@@ -309,6 +335,7 @@ impl Feed {
                 },
                 None => {}
             }
+            took = env.now().shortest_since(began);
         }
     }
 

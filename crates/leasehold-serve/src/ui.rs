@@ -21,6 +21,7 @@ mod reserve;
 mod session;
 mod store;
 mod timeline;
+mod trouble;
 mod waiting;
 
 use std::sync::Arc;

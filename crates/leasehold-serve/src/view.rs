@@ -28,6 +28,7 @@ pub(crate) fn aged(mut detail: LockDetail, later: Duration) -> LockDetail {
     if let Some(held) = &mut detail.lock.held_by {
         grow(&mut held.held_ms);
         grow(&mut held.free_ms);
+        grow(&mut held.lapsed_ms);
         held.lapses_within_ms = held.lapses_within_ms.map(|left| left.saturating_sub(later));
     }
     detail.lock.waiters.iter_mut().for_each(|waiter| grow(&mut waiter.waited_ms));

@@ -148,6 +148,12 @@ pub struct HolderView {
     pub free_ms: Option<u64>,
     /// How long the lease can still last unless it is renewed, rounded up. After that, the lock may be taken over.
     pub lapses_within_ms: Option<u64>,
+    /// The length of the whole lease or, in a cooldown, of the cooldown; absent if the store does not record it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lease_ms: Option<u64>,
+    /// How long ago the lease has lapsed; absent if it has not, or if that is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lapsed_ms: Option<u64>,
     /// Whether the lock was released but is not granted again yet. `holder` is then the previous holder.
     pub in_cooldown: bool,
     /// Whether the lock is free, but reserved for `holder`, the first in line.
@@ -184,6 +190,8 @@ impl HolderView {
             held_ms: held.held_for.map(ms),
             free_ms: held.free_for.map(ms),
             lapses_within_ms: held.lapses_within.map(up),
+            lease_ms: held.lease.map(ms),
+            lapsed_ms: held.lapsed_for.map(ms),
             in_cooldown: held.in_cooldown,
             reserved: held.reserved,
             foreign: held.foreign.clone(),
@@ -203,6 +211,8 @@ impl HolderView {
             held_for: self.held_ms.map(Duration::from_millis),
             free_for: self.free_ms.map(Duration::from_millis),
             lapses_within: self.lapses_within_ms.map(Duration::from_millis),
+            lease: self.lease_ms.map(Duration::from_millis),
+            lapsed_for: self.lapsed_ms.map(Duration::from_millis),
             in_cooldown: self.in_cooldown,
             withheld: false,
             reserved: self.reserved,
@@ -343,6 +353,8 @@ mod tests {
                     token: Token::new(7),
                     held_for: Some(Duration::from_millis(5)),
                     lapses_within: Some(Duration::from_millis(9)),
+                    lease: Some(Duration::from_millis(10)),
+                    lapsed_for: Some(Duration::from_millis(4)),
                     ahead: Some(2),
                     waiter_ahead: Some(person("carol")),
                     ..HolderInfo::default()
@@ -358,7 +370,7 @@ mod tests {
             "token": 7,
             "held_by": {
                 "holder": { "name": "alice", "host": "h", "pid": 3, "note": "n", "value": "v", "max_hold_ms": 8 },
-                "token": 7, "held_ms": 5, "free_ms": null, "lapses_within_ms": 9,
+                "token": 7, "held_ms": 5, "free_ms": null, "lapses_within_ms": 9, "lease_ms": 10, "lapsed_ms": 4,
                 "in_cooldown": false, "reserved": false, "foreign": null,
                 "ahead": 2, "waiter_ahead": { "name": "carol", "host": "h", "pid": 3 },
             },

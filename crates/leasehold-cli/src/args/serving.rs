@@ -13,7 +13,7 @@ use leasehold_serve::Settings;
 server does not renew locks for its clients. It keeps no state that a lock depends on: any server on the same store \
 accepts any ticket. SIGTERM stops the server; it releases no locks.
 
-Open the address in a browser to see the locks and, with --ui=rw, to reserve locks and to evict holders \
+Open the address in a browser to see the locks and, with --ui=rw, to acquire locks and to evict holders \
 (docs/dashboard.md).
 
 Only this machine can reach the default address, and every user of the machine may see and acquire locks. To evict a \
@@ -87,6 +87,6 @@ pub(crate) enum Ui {
     Off,
     /// Show the locks
     Ro,
-    /// Also reserve locks, evict holders and examine the store, after signing in with a token
+    /// Also acquire locks, evict holders and examine the store, after signing in with a token
     Rw,
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::LockName;
@@ -10,12 +11,18 @@ use leasehold::view::LockDetail;
 
 use crate::view::version;
 
-/// The interval between two listings of the names.
+/// The shortest interval between two listings of the names.
 const LIST_INTERVAL: Duration = Duration::from_secs(15);
-/// Maximum number of watched locks per prefix.
-pub(crate) const MAX_LOCKS: usize = 500;
-/// Maximum number of watched locks in total. At five requests per second, one round takes minutes.
-const MAX_WATCHED: usize = 10 * MAX_LOCKS;
+/// The time between two listings per thousand names, which most stores list with one request.
+const LIST_PAGE_INTERVAL: Duration = Duration::from_secs(3);
+/// Maximum number of watched locks in total, and of those below one prefix.
+pub(crate) const MAX_LOCKS: usize = 50_000;
+/// The time for one round of looks at all watched locks, unless that takes more or less than the pauses below allow.
+const ROUND: Duration = Duration::from_secs(100);
+/// The shortest pause between two requests, which gives at most 50 requests per second.
+const MIN_PAUSE: Duration = Duration::from_millis(20);
+/// The longest pause between two requests, which gives at most 5 requests per second for 500 locks and fewer.
+const MAX_PAUSE: Duration = Duration::from_millis(200);
 /// A lock is not looked at again before this time has passed, unless this server has changed it.
 const MIN_INTERVAL: Duration = Duration::from_secs(2);
 /// After this time, a look at a lock is stale.
@@ -24,11 +31,11 @@ const MAX_AGE: Duration = Duration::from_secs(10);
 /// The state of a lock at a moment.
 #[derive(Clone, Debug)]
 pub(crate) struct Look {
-    pub(crate) detail: LockDetail,
+    pub(crate) detail: Arc<LockDetail>,
     pub(crate) at: Moment,
 }
 
-/// The locks that viewers watch. Empty while there are no viewers.
+/// The locks that viewers watch. Empty while there are no viewers, except for the former looks.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     /// The prefixes that viewers watch, and the number of viewers of each.
@@ -36,6 +43,9 @@ pub(super) struct Known {
     /// The prefixes whose names are listed.
     listed: BTreeMap<String, Listing>,
     locks: BTreeMap<LockName, Watched>,
+    /// Looks at locks that nobody watches any more, so that a viewer who goes from page to page does not wait for another
+    /// round of looks.
+    former: BTreeMap<LockName, Look>,
     /// Which kind of step is next.
     turn: usize,
     /// The lock with an announced change that was looked at last.
@@ -100,12 +110,37 @@ impl Known {
             }
         }
         let is_wanted = |name: &str| interests.keys().any(|other| name.starts_with(&**other));
-        self.locks.retain(|name, _| !name.as_str().starts_with(prefix) || is_wanted(name.as_str()));
+        let is_left = |name: &str| name.starts_with(prefix) && !is_wanted(name);
+        let left: Vec<_> = self.locks.extract_if(.., |name, _| is_left(name.as_str())).collect();
+        for (name, watched) in left {
+            if let Some(look) = watched.look {
+                self.keep(&name, look);
+            }
+        }
     }
 
-    /// Forgets all locks and listings.
+    /// Keeps a look at a lock that nobody watches, for its next viewer.
+    pub(super) fn keep(&mut self, name: &LockName, look: Look) {
+        let has_room = self.former.len() < MAX_LOCKS || self.former.contains_key(name);
+        if has_room && !self.locks.contains_key(name) {
+            self.former.insert(name.clone(), look);
+        }
+    }
+
+    /// Forgets all locks and listings, but not the former looks.
     pub(super) fn clear(&mut self) {
-        *self = Self { interests: std::mem::take(&mut self.interests), ..Self::default() };
+        let (interests, former) = (std::mem::take(&mut self.interests), std::mem::take(&mut self.former));
+        *self = Self { interests, former, ..Self::default() };
+    }
+
+    /// Forgets the former looks.
+    pub(super) fn forget(&mut self) {
+        self.former.clear();
+    }
+
+    /// Returns the pause between two requests.
+    pub(super) fn pause(&self) -> Duration {
+        pause(self.locks.len())
     }
 
     /// Returns whether the lock `name` is watched.
@@ -116,7 +151,7 @@ impl Known {
     /// Records that this server has changed the lock `name`, which has a record.
     pub(super) fn changed(&mut self, name: LockName, now: Moment) {
         let is_wanted = self.interests.keys().any(|prefix| name.as_str().starts_with(&**prefix));
-        let has_room = self.locks.len() < MAX_WATCHED || self.locks.contains_key(&name);
+        let has_room = self.locks.len() < MAX_LOCKS || self.locks.contains_key(&name);
         if is_wanted && has_room {
             self.locks.entry(name).or_default().due = Some(now);
         }
@@ -149,17 +184,19 @@ impl Known {
                 .collect();
             gone.retain(|name| self.is_listed(name));
         }
+        let pages = u32::try_from(names.len().div_ceil(1_000)).unwrap_or(u32::MAX);
+        let pause = LIST_INTERVAL.max(LIST_PAGE_INTERVAL.saturating_mul(pages));
         let new: Vec<LockName> = names.into_iter().filter(|name| !self.locks.contains_key(name)).collect();
-        let is_watched = self.locks.len() + new.len() <= MAX_WATCHED;
+        let is_watched = self.locks.len() + new.len() <= MAX_LOCKS;
         if is_watched {
             for name in new {
                 // The name was missing in the previous listing.
                 let due = self.is_listed(&name).then_some(began);
-                self.locks.insert(name, Watched { due, ..Watched::default() });
+                let look = self.former.remove(&name);
+                self.locks.insert(name, Watched { look, due, ..Watched::default() });
             }
         }
-        self.listed
-            .insert(prefix.to_owned(), Listing { at: began, pause: LIST_INTERVAL, is_complete, is_watched });
+        self.listed.insert(prefix.to_owned(), Listing { at: began, pause, is_complete, is_watched });
         gone
     }
 
@@ -180,7 +217,12 @@ impl Known {
     /// Records a look at the lock `name`. Returns whether the lock has changed, or `None` if it is not watched or a
     /// later state is known.
     pub(super) fn record(&mut self, name: &LockName, look: Look) -> Option<bool> {
-        let watched = self.locks.get_mut(name)?;
+        let Some(watched) = self.locks.get_mut(name) else {
+            if let Some(former) = self.former.get_mut(name) {
+                *former = look;
+            }
+            return None;
+        };
         let is_old = |at: Moment| is_later(at, look.at);
         if watched.due.is_some_and(is_old) || watched.look.as_ref().is_some_and(|before| is_old(before.at)) {
             return None;
@@ -221,6 +263,12 @@ impl Known {
         }
         let under = self.locks.iter().filter(|(name, _)| name.as_str().starts_with(prefix));
         Some(under.map(|(name, watched)| (name.clone(), watched.look.clone())).collect())
+    }
+
+    /// Returns the latest look at the lock `name`, even if nobody watches it any more.
+    pub(super) fn latest(&self, name: &LockName) -> Option<Look> {
+        let watched = self.locks.get(name).and_then(|watched| watched.look.as_ref());
+        watched.or_else(|| self.former.get(name)).cloned()
     }
 
     /// Returns the look at the lock `name`, if it has been seen.
@@ -312,6 +360,12 @@ impl Listing {
     fn has_all(&self) -> bool {
         self.is_complete && self.is_watched
     }
+}
+
+/// Returns the pause between two requests if so many locks are watched.
+pub(crate) fn pause(locks: usize) -> Duration {
+    let locks = u32::try_from(locks).unwrap_or(u32::MAX);
+    (ROUND / locks.max(1)).clamp(MIN_PAUSE, MAX_PAUSE)
 }
 
 /// Returns whether `one` is later than `other` on both clocks.

@@ -8,8 +8,8 @@ use leasehold::clock::Moment;
 use leasehold::env::Env;
 use leasehold::observe::{Event, Observer, Outcome};
 
-/// How many requests are remembered, which covers more than two minutes at full speed.
-const MAX_REQUESTS: usize = 1_000;
+/// How many requests are remembered, which covers more than a minute at full speed.
+const MAX_REQUESTS: usize = 4_000;
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// One request.

@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::format::{count, link};
 use super::layout::{Head, Page};
-use super::parts::{holder, lease, meaning, passing, person, text, token};
+use super::parts::{held_for, holder, lease, meaning, person, text, token};
 use super::reading;
 use super::session::{check_origin, check_writable, sign_in_first};
 use crate::access::Right;
@@ -104,7 +104,7 @@ fn form_page(head: Head, detail: &LockDetail, form: &Evict, flaw: Option<&str>) 
                 @if let Some(flaw) = flaw { p class="notice bad" role="alert" id="flaw" { (flaw) } }
                 dl class="facts panel" {
                     div class="wide" { dt { "Holder" } dd { (holder(lock)) } }
-                    div { dt { "Since" } dd { @match held.held_ms { Some(ms) => (passing(ms)), None => "unknown" } } }
+                    div { dt { "Held for" } dd { (held_for(lock)) } }
                     div { dt { "Lease" } dd { (lease(lock)) } }
                     div { dt { "Token" } dd { (token(held.token)) } }
                 }

@@ -26,14 +26,6 @@ pub(super) fn took(ms: u64) -> String {
     if ms < 10_000 { format!("{}.{} s", ms / 1_000, ms / 100 % 10) } else { span(ms) }
 }
 
-/// Returns the length of a full bar for a lease with `ms` left: the next usual ttl, plus the margin that waiters add. A
-/// status does not contain the length of the whole lease.
-pub(super) fn full(ms: u64) -> u64 {
-    const USUAL: [u64; 14] =
-        [5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 6 * 3_600, 86_400, 7 * 86_400];
-    USUAL.into_iter().map(|s| s * 1_020 + 500).find(|full| *full >= ms).unwrap_or(ms)
-}
-
 /// Formats microseconds since the Unix epoch as `2026-11-24 22:40:12`, in UTC.
 pub(super) fn time(us: u64) -> String {
     stamp(us).replace('T', " ").trim_end_matches('Z').to_owned()
@@ -70,9 +62,28 @@ pub(super) fn last_argument(name: &str) -> String {
     if name.starts_with('-') { format!("-- {}", shell(name)) } else { shell(name) }
 }
 
+/// Returns a word of the API and the command, as a word of a page.
+pub(super) fn capitalized(word: &str) -> String {
+    let mut chars = word.chars();
+    chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default()
+}
+
 /// Returns a number with its unit: `1 process`, `2 processes`.
-pub(super) fn count(number: usize, one: &str, many: &str) -> String {
-    format!("{number} {}", if number == 1 { one } else { many })
+pub(super) fn count(of: usize, one: &str, many: &str) -> String {
+    format!("{} {}", number(of), if of == 1 { one } else { many })
+}
+
+/// Formats a number with a comma between thousands: `20,000`.
+pub(super) fn number(number: usize) -> String {
+    let digits = number.to_string();
+    let mut shown = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            shown.push(',');
+        }
+        shown.push(digit);
+    }
+    shown
 }
 
 #[cfg(test)]
@@ -83,10 +94,11 @@ mod tests {
     fn durations_and_times_are_short() {
         let spans = [999, 59_999, 60_000, 3_725_000, 266_400_000].map(span);
         assert_eq!(spans, ["0 s", "59 s", "1 min 00 s", "1 h 02 min", "3 d 2 h"]);
+        assert_eq!([capitalized("held"), capitalized("")], ["Held", ""]);
         assert_eq!([40, 9_999, 10_000].map(took), ["0.0 s", "9.9 s", "10 s"]);
         assert_eq!(time(1_700_000_000_000_000), "2023-11-14 22:13:20");
         assert_eq!(stamp(u64::MAX), "9999-12-31T23:59:59Z");
-        assert!(full(9_900) > 9_900 && full(10_300) < 12_000 && full(u64::MAX) == u64::MAX);
+        assert_eq!([7, 999, 1_000, 1_234_567].map(number), ["7", "999", "1,000", "1,234,567"]);
     }
 
     #[test]

@@ -4,27 +4,7 @@ use leasehold::doctor::CheckStatus;
 use leasehold::view::StateView;
 use maud::{Markup, html};
 
-/// Returns the word for a state in addresses and style classes.
-pub(super) fn word(state: StateView) -> &'static str {
-    match state {
-        StateView::Free => "free",
-        StateView::Held => "held",
-        StateView::Reserved => "reserved",
-        StateView::Cooldown => "cooldown",
-        StateView::Lapsed => "lapsed",
-    }
-}
-
-/// Returns the name of a state for people.
-pub(super) fn title(state: StateView) -> &'static str {
-    match state {
-        StateView::Free => "Free",
-        StateView::Held => "Held",
-        StateView::Reserved => "Reserved",
-        StateView::Cooldown => "Cooldown",
-        StateView::Lapsed => "Lapsed",
-    }
-}
+use super::format::capitalized;
 
 pub(super) const STATES: [StateView; 5] =
     [StateView::Held, StateView::Lapsed, StateView::Reserved, StateView::Cooldown, StateView::Free];
@@ -32,7 +12,7 @@ pub(super) const STATES: [StateView; 5] =
 /// Returns a state with its shape.
 pub(super) fn badge(state: StateView) -> Markup {
     html! {
-        span class={ "state " (word(state)) } { (shape(state)) (title(state)) }
+        span class={ "state " (state.as_str()) } { (shape(state)) (capitalized(state.as_str())) }
     }
 }
 

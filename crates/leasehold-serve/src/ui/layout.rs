@@ -5,7 +5,7 @@ use axum::response::{IntoResponse, Response};
 use maud::{DOCTYPE, Markup, html};
 
 use super::assets::{ICON, SCRIPT, STYLE};
-use super::format::{in_query, span, stamp, time};
+use super::format::{in_query, stamp, time};
 use crate::app::{App, Arrival, Dashboard};
 use crate::problem::Problem;
 
@@ -161,9 +161,4 @@ pub(super) fn alert(effect: Option<&str>, problem: &Problem) -> Markup {
             @for help in problem.help() { p class="muted" { (help) } }
         }
     }
-}
-
-/// Returns a note about the age of the data on a page, if it is old enough to mention.
-pub(super) fn age(age_ms: u64) -> Markup {
-    html! { @if age_ms > 15_000 { " Some of this data was read " (span(age_ms)) " ago." } }
 }

@@ -9,12 +9,15 @@ use leasehold::view::{LockDetail, LockView, StateView, lasted_ms};
 use leasehold::{LockName, PastGrant};
 use maud::{Markup, html};
 
-use super::format::{last_argument, link, shell, stamp, time, took};
+use super::format::{capitalized, last_argument, link, shell, stamp, time, took};
 use super::layout::{Head, Page, alert};
-use super::parts::{column, holder, lease, limit, meaning, passing, person, sentence, text, token};
+use super::parts::{
+    column, held_for, holder, lease, meaning, passing, permits, person, sentence, text, token,
+};
 use super::reading;
 use super::reserve::{self, Reservation};
 use super::timeline::timeline;
+use super::trouble::Trouble;
 use crate::access::Right;
 use crate::app::{App, Arrival, Dashboard, Shared};
 use crate::body::{Timely, lock_name};
@@ -104,8 +107,9 @@ fn content(
         p class="crumbs" { a href="/ui/" { "Locks" } (crumbs(&lock.lock)) }
         h1 class="name" { (lock.lock) }
         @if let Some((form, problem)) = &failed { (alert(form.without_effect(problem), problem)) }
-        section class="panel" data-key="now" data-lock=(lock.lock) data-version=(version(lock)) data-say=(sentence(lock)) aria-label="Now" {
-            p { (meaning(lock)) }
+        section class="panel" data-key="now" data-lock=(lock.lock) data-version=(version(lock)) data-trouble=[lock.longer_than_usual.then_some("longer")] data-say=(sentence(lock)) aria-label="Now" {
+            p { (meaning(lock)) (permits(lock)) }
+            @if lock.longer_than_usual { p class="trouble" { (Trouble::LongerThanUsual.words()) } }
             (facts(lock))
         }
         label class="tell" hidden { input type="checkbox" id="tell"; " Notify me when the lock is free" }
@@ -144,6 +148,15 @@ fn crumbs(name: &str) -> Markup {
     }
 }
 
+/// Returns a button that copies `what`. The script shows it if the browser can copy.
+fn copy(what: &str, text: Option<String>) -> Markup {
+    html! {
+        @if let Some(text) = text {
+            " " button type="button" class="quiet copy" data-copy=(text) data-focus={ "copy " (what) } hidden { "Copy" span class="sr" { " the " (what) } }
+        }
+    }
+}
+
 fn facts(lock: &LockView) -> Markup {
     let Some(held) = &lock.held_by else {
         return html! {
@@ -155,15 +168,9 @@ fn facts(lock: &LockView) -> Markup {
     html! {
         dl class="facts" {
             div class="wide" { dt { "Holder" } dd { (holder(lock)) } }
-            div {
-                dt { "Since" }
-                dd {
-                    @match held.held_ms { Some(ms) => (passing(ms)), None => "unknown" }
-                    (limit(lock))
-                }
-            }
-            div { dt { "Lease" } dd { (lease(lock)) } }
-            div { dt { "Token" } dd { (token(held.token)) } }
+            @if matches!(lock.state, StateView::Held | StateView::Lapsed) { div { dt { "Held for" } dd { (held_for(lock)) } } }
+            div { dt { (if lock.state == StateView::Cooldown { "Cooldown" } else { "Lease" }) } dd { (lease(lock)) } }
+            div { dt { "Token" } dd { (token(held.token)) (copy("token", held.token.map(|token| token.to_string()))) } }
         }
     }
 }
@@ -209,7 +216,7 @@ fn actions(app: &App, arrival: &Arrival, lock: &LockView, forms: Option<Markup>,
                 p class="muted" { "There is no holder to evict." }
             }
         } @else {
-            p class="muted" { "This dashboard is read-only. Start the server with " code { "--ui=rw" } " to reserve locks and evict holders here." }
+            p class="muted" { "This dashboard is read-only. Start the server with " code { "--ui=rw" } " to acquire locks and evict holders here." }
         }
         p class="muted" { "The same in a terminal:" }
         pre class="commands" tabindex="0" aria-label="Commands" { code {
@@ -226,13 +233,7 @@ fn actions(app: &App, arrival: &Arrival, lock: &LockView, forms: Option<Markup>,
 
 /// Returns how a grant ended, for people.
 pub(super) fn ended(end: End) -> Markup {
-    let word = match end {
-        End::Released => "Released",
-        End::Lapsed => "Lapsed",
-        End::Evicted => "Evicted",
-        End::Limit => "Limit",
-    };
-    html! { span class={ "end " (end.as_str()) } { (word) } }
+    html! { span class={ "end " (end.as_str()) } { (capitalized(end.as_str())) } }
 }
 
 fn past(history: &[PastGrant]) -> Markup {

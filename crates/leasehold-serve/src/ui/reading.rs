@@ -1,31 +1,105 @@
 //! The locks that a page shows: the latest looks of the feed, or fresh reads.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::HeaderMap;
 use futures_util::{StreamExt as _, stream};
-use leasehold::LockName;
-use leasehold::view::{LockDetail, ms};
+use leasehold::view::{LockDetail, LockView, ms};
+use leasehold::{LockName, PastGrant};
+use maud::{Markup, html};
 
-use crate::access::Right;
+use super::format::{count, number, span};
+use crate::access::{Caller, Right};
 use crate::app::{App, Arrival};
-use crate::feed::{Look, MAX_LOCKS, is_of_record};
+use crate::feed::{self, Look, MAX_LOCKS, is_of_record};
 use crate::problem::Problem;
 use crate::view::aged;
 use crate::visible::hide;
 
 /// How many locks are read concurrently.
 const CONCURRENCY: usize = 8;
+/// How many locks are read for a page, and how many rows it shows.
+pub(super) const MAX_ROWS: usize = 500;
+/// Age of data from which on a page mentions it.
+const MENTIONED_MS: u64 = 15_000;
 
-/// The locks of a page, in the order of their names.
+/// A lock as it was read.
+pub(super) struct Seen {
+    detail: Arc<LockDetail>,
+    /// How long ago it was read.
+    pub(super) age_ms: u64,
+}
+
+impl Seen {
+    fn new(app: &App, look: Look) -> Self {
+        Self { age_ms: ms(app.now().shortest_since(look.at)), detail: look.detail }
+    }
+
+    /// Returns the lock as it was when it was read.
+    pub(super) fn lock(&self) -> &LockView {
+        &self.detail.lock
+    }
+
+    /// Returns its latest grants that have ended, newest first.
+    pub(super) fn history(&self) -> &[PastGrant] {
+        &self.detail.history
+    }
+
+    /// Returns the lock as it is now if nothing has happened, without what `caller` may not see.
+    pub(super) fn now(&self, caller: &Caller) -> LockDetail {
+        hide(aged(LockDetail::clone(&self.detail), Duration::from_millis(self.age_ms)), caller)
+    }
+}
+
+/// The locks under a prefix.
 pub(super) struct Reading {
-    pub(super) locks: Vec<LockDetail>,
+    /// All names, in order.
+    pub(super) names: Vec<LockName>,
+    /// The locks that have been read, in the order of their names.
+    pub(super) locks: Vec<Seen>,
     /// The locks whose records cannot be read.
     pub(super) unreadable: Vec<LockName>,
-    /// Whether there are more locks than a page shows.
+    /// Whether there are more names.
     pub(super) has_more: bool,
-    /// The age of the oldest data, in milliseconds.
-    pub(super) age_ms: u64,
+}
+
+impl Reading {
+    /// Returns how many locks have not been read yet.
+    pub(super) fn unread(&self) -> usize {
+        self.names.len() - self.locks.len() - self.unreadable.len()
+    }
+
+    /// Returns a note about the age of the data, if it is old enough to mention.
+    pub(super) fn age(&self) -> Markup {
+        let oldest = self.locks.iter().map(|seen| seen.age_ms).max().unwrap_or(0);
+        html! {
+            @if oldest > MENTIONED_MS && self.names.len() <= MAX_ROWS { " Some of this data was read " (span(oldest)) " ago." }
+        }
+    }
+
+    /// Returns a notice about how much has been read and when, if a page does not read all locks at once. While it is on
+    /// a page, the script refreshes the page more often.
+    pub(super) fn scan(&self) -> Markup {
+        let (all, unread) = (self.names.len(), self.unread());
+        if all <= MAX_ROWS {
+            return html! {};
+        }
+        let oldest = self.locks.iter().map(|seen| seen.age_ms).max().unwrap_or(0);
+        let rest = feed::pause(all) * u32::try_from(unread).unwrap_or(u32::MAX);
+        html! {
+            p class="notice" data-scan {
+                @if self.has_more { "There are more than " (number(all)) " locks: choose a prefix to see the others. " }
+                @if unread == 0 {
+                    "All " (count(all, "lock", "locks")) " have been read, each within the last " b { (span(oldest)) } "."
+                } @else {
+                    b { "The states of " (number(unread)) " of " (count(all, "lock", "locks")) " are not known yet." }
+                    " While this page is open, the server reads them, which takes about " (span(ms(rest)))
+                    ". Until then, numbers with a + are too low."
+                }
+            }
+        }
+    }
 }
 
 /// Returns whether the script requests an update of a page that is already shown.
@@ -34,46 +108,71 @@ fn is_update(headers: &HeaderMap) -> bool {
 }
 
 /// Returns the locks under `prefix` that the caller may see.
+///
+/// A page that was opened reads all its locks. If there are more than [`MAX_ROWS`], it reads those with the lowest
+/// `rank`, which gets the latest look at each, and then those that nobody has read yet; the feed reads the others.
 pub(super) async fn locks(
     app: &App,
     arrival: &Arrival,
     headers: &HeaderMap,
     prefix: &str,
+    rank: impl Fn(&LockName, Option<&LockView>) -> Option<u8>,
 ) -> Result<Reading, Problem> {
     let prefixes = arrival.caller.readable(prefix);
     let seen = if is_update(headers) { app.feed.seen(&prefixes) } else { None };
-    if seen.as_ref().is_none_or(|seen| seen.iter().any(|(_, look)| look.is_none())) {
+    let is_opened = seen.is_none();
+    let mut found = match seen {
+        Some(seen) => seen,
+        None => {
+            app.limits.admit(arrival.caller.name(), arrival.at)?;
+            app.feed.latest_looks(listed(app, &prefixes).await?)
+        }
+    };
+    let has_more = found.len() > MAX_LOCKS;
+    found.truncate(MAX_LOCKS);
+    let is_small = found.len() <= MAX_ROWS;
+    let mut due: Vec<(u8, usize)> = Vec::new();
+    for (at, (name, look)) in found.iter().enumerate() {
+        let rank = || rank(name, look.as_ref().map(|look| &look.detail.lock));
+        let rank = match look {
+            Some(_) if is_opened && is_small => Some(0),
+            None if is_small => Some(0),
+            None if is_opened => Some(rank().unwrap_or(u8::MAX)),
+            Some(_) if is_opened => rank(),
+            _ => None,
+        };
+        due.extend(rank.map(|rank| (rank, at)));
+    }
+    due.sort_unstable();
+    due.truncate(MAX_ROWS);
+    if !is_opened && !due.is_empty() {
         app.limits.admit(arrival.caller.name(), arrival.at)?;
     }
-    let mut locks = match seen {
-        Some(seen) => seen,
-        None => listed(app, &prefixes).await?.into_iter().map(|name| (name, None)).collect(),
+    let names: Vec<LockName> = found.iter().map(|(name, _)| name.clone()).collect();
+    let mut unreadable = Vec::new();
+    let read = |(_, at): (u8, usize)| {
+        let name = &names[at];
+        async move { (at, app.feed.look(name).await) }
     };
-    let has_more = locks.len() > MAX_LOCKS;
-    locks.truncate(MAX_LOCKS);
-    let read = |(name, look): (LockName, Option<Look>)| async move {
-        let read = match look {
-            Some(look) => Ok(aged_now(app, look)),
-            None => app.feed.inspect(&name).await.map(|detail| (detail, Duration::ZERO)),
-        };
-        (name, read)
-    };
-    let mut read = stream::iter(locks).map(read).buffered(CONCURRENCY);
-    let mut reading = Reading { locks: Vec::new(), unreadable: Vec::new(), has_more, age_ms: 0 };
-    while let Some((name, lock)) = read.next().await {
-        match lock {
-            Ok((lock, age)) => {
-                reading.age_ms = reading.age_ms.max(ms(age));
-                reading.locks.push(hide(lock, &arrival.caller));
+    let mut reads = stream::iter(due).map(read).buffer_unordered(CONCURRENCY);
+    while let Some((at, look)) = reads.next().await {
+        let (name, known) = &mut found[at];
+        match look {
+            Ok(look) => *known = Some(look),
+            Err(error) if is_of_record(&error) => {
+                *known = None;
+                unreadable.push(name.clone());
             }
-            Err(error) if is_of_record(&error) => reading.unreadable.push(name),
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(reading)
+    drop(reads);
+    unreadable.sort_unstable();
+    let locks = found.into_iter().filter_map(|(_, look)| look).map(|look| Seen::new(app, look)).collect();
+    Ok(Reading { names, locks, unreadable, has_more })
 }
 
-/// Returns the names that begin with one of `prefixes`, but at most one more than a page shows.
+/// Returns the names that begin with one of `prefixes`, in order, but at most one more than a page covers.
 async fn listed(app: &App, prefixes: &[String]) -> leasehold::Result<Vec<LockName>> {
     let mut names = Vec::new();
     for prefix in prefixes {
@@ -96,13 +195,8 @@ pub(super) async fn lock(
     if is_update(headers)
         && let Some(look) = app.feed.seen_one(name)
     {
-        return Ok(hide(aged_now(app, look).0, &arrival.caller));
+        return Ok(Seen::new(app, look).now(&arrival.caller));
     }
     app.limits.admit(arrival.caller.name(), arrival.at)?;
     Ok(hide(app.feed.inspect(name).await?, &arrival.caller))
-}
-
-fn aged_now(app: &App, look: Look) -> (LockDetail, Duration) {
-    let age = app.now().shortest_since(look.at);
-    (aged(look.detail, age), age)
 }

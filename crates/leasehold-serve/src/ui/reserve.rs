@@ -48,7 +48,7 @@ impl Form {
 
     /// Returns what is certain about the lock after `problem`.
     pub(super) fn without_effect(&self, problem: &Problem) -> Option<&'static str> {
-        (self.action == "reserve" && !problem.status().is_server_error()).then_some("Nothing was reserved.")
+        (self.action == "reserve" && !problem.status().is_server_error()).then_some("Nothing was acquired.")
     }
 }
 
@@ -99,7 +99,7 @@ fn sealed<'a>(app: &'a App, arrival: &'a Arrival, text: &'a str) -> Option<[&'a 
 
 /// Returns the problem for a caller without a name.
 fn unknown() -> Problem {
-    Problem::new(StatusCode::FORBIDDEN, "forbidden", "a reservation is made in your name: sign in first")
+    Problem::new(StatusCode::FORBIDDEN, "forbidden", "a lock is acquired in your name: sign in first")
 }
 
 /// Fails if the caller may not send a form about the lock `name`.
@@ -135,15 +135,15 @@ pub(super) async fn perform(
             "key-spent" => Problem::new(
                 StatusCode::CONFLICT,
                 "key-spent",
-                "this form was already sent, and the reservation has ended",
+                "this form was already sent, and the hold has ended",
             )
-            .with_help("send it again to reserve the lock again"),
+            .with_help("send it again to acquire the lock again"),
             _ => problem,
         })?;
         return Ok(Some(Reservation::new(arrival, hold.ticket.parse()?, hold.valid_ms)));
     }
     let own = Reservation::of(app, arrival, headers, name).ok_or_else(|| {
-        Problem::new(StatusCode::CONFLICT, "not-reserved", "you have not reserved this lock in this browser")
+        Problem::new(StatusCode::CONFLICT, "not-reserved", "you have not acquired this lock in this browser")
     })?;
     let ticket = own.ticket.to_string();
     match form.action.as_str() {
@@ -206,7 +206,7 @@ pub(super) fn section(
     let page = link("lock", &lock.lock);
     Some(html! {
         @if arrival.caller.principal.is_none() {
-            p { a class="button" href={ "/ui/sign-in?to=" (in_query(&page)) } data-focus="reserve" { "Reserve the lock…" } }
+            p { a class="button" href={ "/ui/sign-in?to=" (in_query(&page)) } data-focus="reserve" { "Acquire the lock…" } }
             p class="muted" { "You will be asked to sign in first." }
         } @else {
             (form(app, &page, flawed))
@@ -226,7 +226,7 @@ fn form(app: &App, page: &str, flawed: Option<&Form>) -> Markup {
     let key = key.unwrap_or_else(|| Id::random(&app.locker.store().env().random).to_string());
     let chosen = if TIMES.iter().any(|(value, _)| *value == sent.ttl) { &sent.ttl } else { "1h" };
     html! {
-        p { "Reserve the lock for manual work. It is not renewed automatically: when the time is over, others can acquire it." }
+        p { "Acquire the lock for manual work. It is not renewed automatically: when the time is over, others can acquire it." }
         form method="post" action=(page) class="stack" autocomplete="off" {
             input type="hidden" name="action" value="reserve";
             input type="hidden" name="key" value=(key);
@@ -236,7 +236,7 @@ fn form(app: &App, page: &str, flawed: Option<&Form>) -> Markup {
             }
             label for="note" { "Note (optional, shown to others)" }
             input type="text" id="note" name="note" value=(sent.note) maxlength="200" data-focus="note";
-            div class="buttons" { button type="submit" data-focus="reserve" { "Reserve" } }
+            div class="buttons" { button type="submit" data-focus="reserve" { "Acquire" } }
         }
     }
 }
@@ -246,7 +246,7 @@ fn reserved(app: &App, lock: &LockView, own: &Reservation) -> Markup {
     let is_certain = own.until_us > app.now().wall_us();
     html! {
         p class=(if is_certain { "notice" } else { "notice warn" }) {
-            @if is_certain { b { "Reserved by you" } " until " } @else { b { "Your reservation" } " ended at " }
+            @if is_certain { b { "Held by you" } " until " } @else { b { "Your lease" } " ended at " }
             time datetime=(stamp(own.until_us)) { (time(own.until_us)) " UTC" } "."
             @if !is_certain { " Another process may take the lock over, unless you renew it first." }
         }

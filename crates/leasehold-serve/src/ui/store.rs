@@ -7,10 +7,11 @@ use leasehold::doctor::{CheckStatus, Finding, RESERVED, Report};
 use leasehold::lease::printable;
 use maud::{Markup, html};
 
-use super::format::{count, shell, span, stamp, time, took};
+use super::format::{count, number, shell, span, stamp, time, took};
 use super::icons;
 use super::layout::{Head, Page};
 use super::parts::{column, text};
+use super::reading::MAX_ROWS;
 use super::session::{check_origin, check_writable};
 use crate::access::Right;
 use crate::app::{App, Arrival, Dashboard, Shared};
@@ -59,7 +60,7 @@ fn content(app: &App, arrival: &Arrival) -> Markup {
     let capabilities = app.locker.capabilities();
     let url = app.locker.url().unwrap_or("given by the program");
     let watching = match app.dashboard {
-        Dashboard::ReadWrite => "read-write: locks can be reserved, holders evicted",
+        Dashboard::ReadWrite => "read-write: locks can be acquired, holders evicted",
         Dashboard::ReadOnly | Dashboard::Off => "read-only",
     };
     html! {
@@ -175,16 +176,42 @@ fn findings(findings: &[Finding]) -> Markup {
 fn abilities(app: &App) -> Markup {
     let can = app.locker.capabilities();
     let rows = [
-        ("Fencing tokens", can.tokens, "each grant has a higher token than all earlier grants"),
-        ("Waiters in order of arrival", can.fifo(), "the store keeps a line of waiters"),
-        ("Permits in order", can.permits_in_order, "also for semaphores and shared holds"),
-        ("History", can.history, "the latest grants of each lock"),
-        ("Cooldowns", can.cooldowns, "a release can delay the next grant"),
-        ("Notifies waiters", can.watches, "waiters do not poll"),
+        (
+            "Fencing tokens",
+            can.tokens,
+            "each grant has a higher token than all earlier grants",
+            "grants have no tokens",
+        ),
+        (
+            "Waiters in order of arrival",
+            can.fifo(),
+            "the store keeps a line of waiters",
+            "any waiter may be next",
+        ),
+        (
+            "Permits in order",
+            can.permits_in_order,
+            "also for semaphores and shared holds",
+            "any waiter for a semaphore or a shared hold may be next",
+        ),
+        (
+            "History",
+            can.history,
+            "the store keeps the latest grants of each lock",
+            "the store keeps no ended grants",
+        ),
+        (
+            "Cooldowns",
+            can.cooldowns,
+            "a release can delay the next grant",
+            "a release cannot delay the next grant",
+        ),
+        ("Notifies waiters", can.watches, "waiters do not poll", "waiters ask the store at intervals"),
         (
             "Detects dead processes",
             can.sees_dead_processes,
             "on the same machine, without waiting for the end of the lease",
+            "the lock of a dead process is taken over when its lease has ended",
         ),
     ];
     html! {
@@ -192,11 +219,11 @@ fn abilities(app: &App) -> Markup {
             caption class="sr" { "Capabilities" }
             thead role="rowgroup" { tr role="row" { (column("Capability")) (column("Here")) (column("Meaning")) } }
             tbody role="rowgroup" {
-                @for (name, has, meaning) in rows {
+                @for (name, has, with, without) in rows {
                     tr role="row" {
                         th scope="row" role="rowheader" { (name) }
                         td role="cell" { @if has { span class="yes" { "✓ yes" } } @else { span class="muted" { "no" } } }
-                        td role="cell" class="muted" { (meaning) }
+                        td role="cell" class="muted" { (if has { with } else { without }) }
                     }
                 }
             }
@@ -207,16 +234,17 @@ fn abilities(app: &App) -> Markup {
 fn cost(app: &App) -> Markup {
     let minute = app.feed.meter().last_minute(app.now());
     let failed = minute.iter().filter(|request| request.failed).count();
+    let total = app.feed.meter().total();
     html! {
         dl class="facts" {
             div { dt { "Viewers now" } dd class="num" data-viewers=(app.feed.viewers()) { (app.feed.viewers()) } }
-            div { dt { "Requests, last minute" } dd class="num" { (minute.len()) } }
+            div { dt { "Requests, last minute" } dd class="num" { (number(minute.len())) } }
             div { dt { "Failed" } dd class="num" { (failed) } }
-            div { dt { "Since the server started" } dd class="num" data-total=(app.feed.meter().total()) { (app.feed.meter().total()) } }
+            div { dt { "Since the server started" } dd class="num" data-total=(total) { (number(usize::try_from(total).unwrap_or(usize::MAX))) } }
         }
         p class="muted" {
-            "While pages are open and visible, the server reads their locks with at most 5 requests per second, shared by all viewers. "
-            "Otherwise it sends none. Opening a page reads its locks once."
+            "While pages are open and visible, the server reads their locks with at most 5 requests per second, or 50 if there are more than 500 locks, shared by all viewers. "
+            "Otherwise it sends none. Opening a page reads its locks once, at most " (MAX_ROWS) "."
         }
         (latency(&app.feed.meter().latest()))
     }
@@ -226,6 +254,9 @@ fn cost(app: &App) -> Markup {
 fn latency(latest: &[Measured]) -> Markup {
     const SHOWN: usize = 120;
     const HEIGHT: f64 = 80.0;
+    const TOP: f64 = 18.0;
+    // The rest is for the labels of the axis, in percent.
+    const WIDTH: f64 = 86.0;
     let shown = &latest[latest.len().saturating_sub(SHOWN)..];
     let mut ms: Vec<f64> = shown.iter().map(|request| request.took.as_secs_f64() * 1_000.0).collect();
     let most = ms.iter().copied().fold(0.1_f64, f64::max);
@@ -239,13 +270,19 @@ fn latency(latest: &[Measured]) -> Markup {
             p class="muted" { "No requests have been measured yet." }
         } @else {
             figure class="latency" {
-                svg width="100%" height=(HEIGHT + 2.0) role="img"
+                svg width="100%" height=(TOP + HEIGHT + 20.0) role="img"
                     aria-label={ "Duration of the latest requests: median " (format!("{:.1}", share(0.5))) " ms, longest " (format!("{most:.1}")) " ms" } {
-                    line class="axis" x1="0" x2="100%" y1=(HEIGHT + 1.0) y2=(HEIGHT + 1.0) {}
+                    @for (share, class) in [(0.0, "axis"), (0.5, "grid"), (1.0, "grid")] {
+                        @let y = TOP + HEIGHT * (1.0 - share) + 1.0;
+                        line class=(class) x1="0" x2="100%" y1=(y) y2=(y) {}
+                        @if share > 0.0 { text x="100%" y=(y - 3.0) text-anchor="end" { (format!("{:.1} ms", most * share)) } }
+                    }
+                    text x="0" y=(TOP + HEIGHT + 16.0) { "oldest request" }
+                    text x="100%" y=(TOP + HEIGHT + 16.0) text-anchor="end" { "newest" }
                     @for (at, (height, failed)) in bars.iter().enumerate() {
                         rect class=(if *failed { "failed" } else { "request" })
-                            x={ (format!("{:.2}", at as f64 * 100.0 / SHOWN as f64)) "%" } width="0.6%"
-                            y=(format!("{:.1}", HEIGHT - height.max(1.0))) height=(format!("{:.1}", height.max(1.0))) {}
+                            x={ (format!("{:.2}", at as f64 * WIDTH / SHOWN as f64)) "%" } width="0.5%"
+                            y=(format!("{:.1}", TOP + HEIGHT - height.max(1.0))) height=(format!("{:.1}", height.max(1.0))) {}
                     }
                 }
                 figcaption class="muted" {

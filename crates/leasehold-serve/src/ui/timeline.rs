@@ -86,9 +86,17 @@ pub(super) fn timeline(detail: &LockDetail, now_us: u64) -> Markup {
                     }
                 }
                 line class="axis" x1="0" x2="100%" y1=(axis + 2) y2=(axis + 2) {}
-                text class="tick" x="0" y=(axis + 17) { (time(begin)) }
-                text class="tick" x="100%" y=(axis + 17) text-anchor="end" {
-                    @if current.is_some() { "now" } @else { (time(end)) }
+                @for (at, anchor) in [(0, "start"), (50, "middle"), (100, "end")] {
+                    @let us = begin + end.saturating_sub(begin) / 100 * at;
+                    line class="axis" x1={ (at) "%" } x2={ (at) "%" } y1=(axis - 2) y2=(axis + 6) {}
+                    text class="tick" x={ (at) "%" } y=(axis + 19) text-anchor=(anchor) {
+                        @match at {
+                            100 if current.is_some() => "now",
+                            _ if current.is_some() => { (span(now_us.saturating_sub(us) / 1_000)) " ago" },
+                            50 => "",
+                            _ => (time(us)),
+                        }
+                    }
                 }
             }
             figcaption class="legend" {

@@ -1,5 +1,6 @@
 """Tests the dashboard in a real browser."""
 
+import json
 import os
 import re
 import sqlite3
@@ -12,8 +13,9 @@ from playwright.sync_api import expect
 
 from locks import HOSTILE, HOSTILE_NAME, LIMIT, requests, viewers
 
-PAGES = ["/ui/", "/ui/?prefix=deploy/&state=held&sort=waiting", "/ui/?find=nothing-like-this", "/ui/lock/deploy/prod/api",
-         "/ui/lock/" + quote(HOSTILE_NAME), "/ui/waiting", "/ui/activity", "/ui/store", "/ui/evict/deploy/prod/api", "/ui/sign-in"]
+PAGES = ["/ui/", "/ui/?state=all", "/ui/?state=problems", "/ui/?prefix=deploy/&state=held&sort=waiting", "/ui/?find=nothing-like-this", "/ui/lock/deploy/prod/api",
+         "/ui/lock/" + quote(HOSTILE_NAME), "/ui/waiting", "/ui/activity", "/ui/store", "/ui/lock/billing/dunning",
+         "/ui/evict/deploy/prod/api", "/ui/sign-in"]
 LIVE = "#live[data-live=on]"
 # Hides a page or shows it, because headless pages are never hidden.
 HIDE = """hidden => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });
@@ -21,7 +23,7 @@ HIDE = """hidden => { Object.defineProperty(document, 'hidden', { value: hidden,
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1440])
+@pytest.mark.parametrize("width", [360, 768, 1024, 1440])
 def test_pages_fit_and_are_accessible(full, open_page, scheme, width):
     page = open_page(full.server.address + "/ui/", width, scheme, full.server.token)
     for path in PAGES:
@@ -46,7 +48,10 @@ def test_names_and_notes_are_text(full, open_page):
 
 def test_pages_work_without_javascript(full, open_page):
     page = open_page(full.server.address + "/ui/", java_script_enabled=False)
-    assert page.locator("tbody tr").count() > 25
+    assert page.locator("tbody tr.held").count() > 15 and page.locator("tbody tr.free").count() == 0
+    hidden = int(re.search(r"(\d+) free locks are hidden", page.inner_text("main")).group(1))
+    page.click("text=Show all")
+    expect(page.locator("tbody tr.free")).to_have_count(hidden)
     page.click(".states >> text=Lapsed")
     expect(page.locator("tbody tr")).to_have_count(2)
     assert "may be taken over" in page.inner_text("tbody")
@@ -58,7 +63,7 @@ def test_rows_change_in_place_and_keep_the_focus(site, open_page):
     ticket = site.acquire("deploy/prod", owner="alice")
     site.acquire("other", owner="carol")
     server = site.serve()
-    page = open_page(server.address + "/ui/")
+    page = open_page(server.address + "/ui/?state=all")
     page.wait_for_selector(LIVE)
     row = page.locator("tr[data-lock='deploy/prod']")
     page.focus("tr[data-lock='deploy/prod'] a")
@@ -86,7 +91,7 @@ def test_a_lease_runs_down_and_ends_lapsed(site, open_page):
     left = lambda: float(lease.locator(".fill").get_attribute("width").rstrip("%"))
     first = left()
     page.wait_for_function("first => parseFloat(document.querySelector('tr[data-lock=short] .fill').getAttribute('width')) < first", arg=first)
-    lease.get_by_text("lapsed, may be taken over").wait_for()
+    lease.get_by_text("may be taken over").wait_for()
     page.locator("tr[data-lock=short]").get_by_text("Lapsed", exact=True).wait_for()
     assert "Free" not in page.inner_text("tr[data-lock=short]")
 
@@ -101,6 +106,64 @@ def test_a_renewed_lease_grows_again(site, open_page):
         if (now > before + 5) window.grown = true; before = now; }, 100); }""")
     page.wait_for_function("() => window.grown")
     assert "lapsed" not in page.inner_text("main")
+
+
+def test_problems_come_first_and_say_what_is_wrong(site, open_page):
+    site.acquire("a-held", ttl="1h", note="see https://ci.example/4711?a=1&b=2, <b>then</b> javascript:alert(1)")
+    site.acquire("z-crowded", ttl="1h")
+    for at in range(5):
+        site.wait("z-crowded", f"waiter-{at}")
+    site.acquire("z-lapsed", ttl="1s", owner="bob")
+    site.release(site.acquire("a-free"))
+    server = site.serve()
+    page = open_page(server.address + "/ui/")
+    page.locator("tr[data-lock=z-lapsed]").get_by_text("Lapsed", exact=True).wait_for()
+    page.reload()
+    names = page.locator("tbody tr").evaluate_all("rows => rows.map(row => row.dataset.lock)")
+    assert names == ["z-lapsed", "z-crowded", "a-held"]
+    assert re.search(r"lapsed for \d+ s, may be taken over", page.inner_text("tr[data-lock=z-lapsed]"))
+    assert "many waiters" in page.inner_text("tr[data-lock=z-crowded]")
+    link = page.locator("tr[data-lock=a-held] .c-note a")
+    assert [link.get_attribute(name) for name in ("href", "rel")] == ["https://ci.example/4711?a=1&b=2", "noopener noreferrer nofollow"]
+    assert link.count() == 1 and "<b>then</b> javascript:alert(1)" in page.inner_text("tr[data-lock=a-held] .c-note")
+    page.click(".states >> text=Problems")
+    expect(page.locator("tbody tr")).to_have_count(2)
+    page.fill("#find", "a-free")
+    page.press("#find", "Enter")
+    page.locator("h1").wait_for()
+    page.goto(server.address + "/ui/")
+    page.fill("#find", "a-free")
+    page.press("#find", "Enter")
+    page.locator("tr[data-lock=a-free]").wait_for()
+
+
+def test_an_empty_store_is_named_with_the_first_command(site, open_page):
+    server = site.serve()
+    page = open_page(server.address + "/ui/")
+    assert site.store in page.inner_text(".empty p >> nth=0")
+    assert f"leasehold -s {site.store} run demo" in page.inner_text(".empty pre")
+
+
+def test_the_token_is_copied(site, open_page):
+    site.acquire("deploy")
+    server = site.serve()
+    page = open_page(server.address + "/ui/lock/deploy", permissions=["clipboard-read", "clipboard-write"])
+    page.wait_for_selector(LIVE)
+    page.click("text=Copy")
+    page.locator(".copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == str(site.show("deploy")["token"])
+    plain = open_page(server.address + "/ui/lock/deploy", java_script_enabled=False)
+    assert not plain.locator("[data-copy]").is_visible(), "it needs the script"
+
+
+def test_permits_show_the_size_that_the_store_has(site, open_page):
+    site.start("run", "pool", "-q", "--permits", "3", "--", "sleep", "10000")
+    until(lambda: any(lock["state"] == "held" for lock in map(json.loads, site.command("ls", "--json").splitlines())))
+    server = site.serve()
+    page = open_page(server.address + "/ui/")
+    page.locator("tbody").get_by_text("one of 3 permits").wait_for()
+    page.click("tbody a.name")
+    page.locator("section[data-lock]").get_by_text("one of 3 permits").wait_for()
 
 
 def test_evicting_with_the_keyboard_alone(site, open_page):
@@ -165,21 +228,21 @@ def test_a_lock_is_reserved_renewed_and_released(site, open_page):
     server = site.serve("--ui=rw")
     page = open_page(server.address + "/ui/lock/deploy/prod")
     page.wait_for_selector(LIVE)
-    page.click("text=Reserve the lock…")
+    page.click("text=Acquire the lock…")
     page.fill("#token", server.token)
     page.press("#token", "Enter")
     page.wait_for_selector("#note")
     page.select_option("#ttl", "8h")
     page.fill("#note", "restore <the> database")
-    page.click("main button >> text=Reserve")
-    page.get_by_text("Reserved by you").wait_for()
+    page.click("main button >> text=Acquire")
+    page.get_by_text("Held by you").wait_for()
     assert page.url.endswith("/ui/lock/deploy/prod"), "nothing secret in the address"
     shown = site.show("deploy/prod")
     assert shown["held_by"]["holder"]["name"] == "operator" and shown["held_by"]["holder"]["note"] == "restore <the> database"
     assert "lh2_" not in page.content()
 
     page.reload()
-    page.get_by_text("Reserved by you").wait_for()
+    page.get_by_text("Held by you").wait_for()
     assert "restore <the> database" in page.inner_text("section[data-lock]")
     until = page.inner_text("[data-key=actions] time")
     page.wait_for_timeout(1_000)  # the time that is shown has seconds
@@ -187,7 +250,7 @@ def test_a_lock_is_reserved_renewed_and_released(site, open_page):
     page.wait_for_function("until => document.querySelector('[data-key=actions] time').innerText > until", arg=until)
     assert site.show("deploy/prod")["token"] == shown["token"]
     other = open_page(server.address + "/ui/lock/deploy/prod", token=server.token)
-    assert "Reserved by you" not in other.inner_text("main"), "another browser has no ticket"
+    assert "Held by you" not in other.inner_text("main"), "another browser has no ticket"
 
     page.click("main button >> text=Release")
     page.wait_for_selector("#note")
@@ -201,13 +264,13 @@ def test_what_is_typed_is_kept_when_the_store_does_not_answer(site, open_page):
     page.fill("#note", "a long note")
     busy = sqlite3.connect(site.store.removeprefix("sqlite:"), isolation_level=None)
     busy.execute("BEGIN IMMEDIATE")
-    page.click("main button >> text=Reserve")
+    page.click("main button >> text=Acquire")
     # The error depends on whether SQLite or leasehold gives up first.
     page.locator("main [role=alert]").get_by_text(re.compile("did not respond|is busy")).wait_for()
     assert page.input_value("#note") == "a long note"
     busy.execute("ROLLBACK")
-    page.click("main button >> text=Reserve")
-    page.get_by_text("Reserved by you").wait_for()
+    page.click("main button >> text=Acquire")
+    page.get_by_text("Held by you").wait_for()
 
 
 def test_a_hidden_tab_tells_when_the_lock_is_free(site, open_page):
@@ -255,7 +318,7 @@ def test_the_store_is_examined_without_javascript(site, open_page):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1440])
+@pytest.mark.parametrize("width", [360, 768, 1024, 1440])
 def test_forms_and_findings_fit_and_are_accessible(site, open_page, scheme, width):
     server = site.serve("--ui=rw", "--store", site.store + "?allow_network=on")  # the doctor warns of it
     page = open_page(server.address + "/ui/store", width, scheme, server.token)
@@ -281,9 +344,9 @@ def test_forms_and_findings_fit_and_are_accessible(site, open_page, scheme, widt
     check("taken")
     page.goto(server.address + "/ui/lock/mine")
     page.fill("#note", "restore the database")
-    page.click("main button >> text=Reserve")
-    page.get_by_text("Reserved by you").wait_for()
-    check("reserved")
+    page.click("main button >> text=Acquire")
+    page.get_by_text("Held by you").wait_for()
+    check("held by you")
 
 
 def test_a_read_only_dashboard_has_no_forms(site, open_page):
@@ -295,13 +358,18 @@ def test_a_read_only_dashboard_has_no_forms(site, open_page):
 
 def test_a_killed_server_is_shown_by_a_banner(site, open_page):
     site.acquire("deploy", ttl="1h")
+    site.acquire("short", ttl="1m")
     server = site.serve()
     page = open_page(server.address + "/ui/")
+    page.clock.install()
     page.wait_for_selector(LIVE)
     server.kill()
     server.wait()
     page.locator("#banner").get_by_text("The connection to the server is lost.").wait_for()
     assert page.evaluate("document.body.classList.contains('stale')")
+    page.clock.fast_forward("05:00")  # the lease that the page shows would have ended
+    page.locator("tr[data-lock=short] .lease").get_by_text("unknown").wait_for()
+    assert page.locator(".over, .changed").count() == 0, "no alarm about a lock that nobody sees"
     # After a restart on the same address, the banner disappears by itself.
     site.start("serve", "--listen", server.address.removeprefix("http://"), "--json")
     page.locator("#banner").wait_for(state="hidden")

@@ -161,6 +161,10 @@ pub struct HolderInfo {
     pub free_for: Option<Duration>,
     /// How much longer the lease can last unless it is renewed.
     pub lapses_within: Option<Duration>,
+    /// The length of the whole lease or, in a cooldown, of the cooldown. `None` if the store does not record it.
+    pub lease: Option<Duration>,
+    /// How long ago the lease has lapsed, on the store's clock. `None` if it has not, or if that is unknown.
+    pub lapsed_for: Option<Duration>,
     /// Whether the lock is in a cooldown: it was released with a cooldown
     /// ([`LeaseStore::release`](crate::lease::LeaseStore::release)), and cannot be granted yet.
     pub in_cooldown: bool,

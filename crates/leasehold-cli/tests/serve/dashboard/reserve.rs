@@ -34,7 +34,7 @@ fn a_reservation_is_a_hold_that_its_page_renews_and_releases() {
     let server = Server::start(&sandbox, "--ui rw");
     let session = sign_in(&server);
     let free = page(&server, "deploy", &session);
-    assert!(free.contains("Reserve the lock for manual work") && !free.contains("Reserved by you"));
+    assert!(free.contains("Acquire the lock for manual work") && !free.contains("Held by you"));
 
     let reserved = send(&server, "deploy", &session, &form("1h", "fix+the+disk")).expect(303);
     assert_eq!(reserved.header("location"), Some("/ui/lock/deploy"));
@@ -53,11 +53,11 @@ fn a_reservation_is_a_hold_that_its_page_renews_and_releases() {
 
     let cookies = format!("{session}; {}", reserved.cookie());
     let own = page(&server, "deploy", &cookies);
-    for wanted in ["Reserved by you", "value=\"renew\"", "value=\"release\""] {
+    for wanted in ["Held by you", "value=\"renew\"", "value=\"release\""] {
         assert!(own.contains(wanted), "{wanted}: {own}");
     }
     let other = page(&server, "deploy", &session);
-    assert!(!other.contains("Reserved by you") && !other.contains("value=\"release\""), "{other}");
+    assert!(!other.contains("Held by you") && !other.contains("value=\"release\""), "{other}");
 
     let renewed = send(&server, "deploy", &cookies, RENEW).expect(303);
     assert_eq!(server.state("deploy")["token"], state["token"]);
@@ -67,9 +67,7 @@ fn a_reservation_is_a_hold_that_its_page_renews_and_releases() {
     assert_eq!(server.state("deploy")["state"], "free");
     // Send the form that reserved the lock again, from the browser's history.
     let spent = send(&server, "deploy", &session, &form("1h", "fix+the+disk")).expect(409);
-    assert!(
-        spent.text.contains("the reservation has ended") && spent.text.contains("value=\"fix the disk\"")
-    );
+    assert!(spent.text.contains("the hold has ended") && spent.text.contains("value=\"fix the disk\""));
     assert!(!is_held(&server, "deploy"));
 }
 
@@ -139,10 +137,10 @@ fn a_reservation_is_valid_only_for_its_principal_and_lock() {
         (&ci, cookie, "ci/build/linux"),
     ] {
         let cookies = format!("{session}; {cookie}");
-        assert!(!page(&server, lock, &cookies).contains("Reserved by you"), "{cookie}");
+        assert!(!page(&server, lock, &cookies).contains("Held by you"), "{cookie}");
         for form in [RENEW, RELEASE] {
             let refused = send(&server, lock, &cookies, form).expect(409).text;
-            assert!(refused.contains("you have not reserved this lock in this browser"), "{refused}");
+            assert!(refused.contains("you have not acquired this lock in this browser"), "{refused}");
         }
     }
     send(&server, "ci/build", &cookies, RELEASE).expect(303);
@@ -169,8 +167,8 @@ fn a_reservation_whose_time_is_over_is_shown_as_such() {
     let cookies = format!("{session}; {}", reserved.cookie());
     wait_until("the lease has lapsed", || sandbox.run("show deploy --json").stdout.contains("\"lapsed\""));
     let page = page(&server, "deploy", &cookies);
-    assert!(page.contains("Your reservation</b> ended at") && page.contains("value=\"renew\""), "{page}");
-    assert!(!page.contains("Reserved by you"), "{page}");
+    assert!(page.contains("Your lease</b> ended at") && page.contains("value=\"renew\""), "{page}");
+    assert!(!page.contains("Held by you"), "{page}");
 }
 
 #[test]
@@ -184,7 +182,7 @@ fn a_held_lock_is_not_reserved_and_what_was_typed_is_kept() {
     let held = send(&server, "deploy", &session, &form("8h", "fix+%3Cthe%3E+disk")).expect(423);
     assert!(held.header("set-cookie").is_none());
     for wanted in [
-        "Nothing was reserved.",
+        "Nothing was acquired.",
         "role=\"alert\"",
         "a deploy",
         "value=\"fix &lt;the&gt; disk\"",
@@ -232,7 +230,7 @@ fn a_lost_reservation_is_shown_as_lost() {
     let cookies = reserve(&server, "deploy", &sign_in(&server));
     let token = server.state("deploy")["token"].to_string();
     sandbox.run(&format!("evict deploy --token {token}")).expect(0);
-    assert!(!page(&server, "deploy", &cookies).contains("Reserved by you"));
+    assert!(!page(&server, "deploy", &cookies).contains("Held by you"));
     for form in [RENEW, RELEASE] {
         let lost = send(&server, "deploy", &cookies, form).expect(410).text;
         assert!(lost.contains("role=\"alert\"") && lost.contains("Evicted"), "{lost}");

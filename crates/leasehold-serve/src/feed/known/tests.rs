@@ -18,7 +18,7 @@ fn look(name: &str, lapses_within_ms: u64, at: Moment) -> Look {
         waiters: Vec::new(),
         longer_than_usual: false,
     };
-    Look { detail: LockDetail { lock, history: Vec::new() }, at }
+    Look { detail: Arc::new(LockDetail { lock, history: Vec::new() }), at }
 }
 
 fn name(text: &str) -> LockName {
@@ -121,16 +121,16 @@ fn a_lock_that_this_server_changed_is_read_again() {
 #[test]
 fn the_number_of_watched_locks_is_limited() {
     let mut known = Known::default();
-    for prefix in 0..2 * MAX_WATCHED / MAX_LOCKS {
+    for prefix in 0..20 {
         let prefix = format!("{prefix}/");
         known.join(&prefix);
-        let names = (0..MAX_LOCKS).map(|number| name(&format!("{prefix}{number}"))).collect();
+        let names = (0..MAX_LOCKS / 10).map(|number| name(&format!("{prefix}{number}"))).collect();
         known.list(&prefix, names, true, at(0));
     }
-    assert_eq!(known.locks.len(), MAX_WATCHED);
+    assert_eq!(known.locks.len(), MAX_LOCKS);
     assert!(known.covers("0/") && !known.covers("11/"));
     known.changed(name("11/1"), at(1));
-    assert_eq!(known.locks.len(), MAX_WATCHED);
+    assert_eq!(known.locks.len(), MAX_LOCKS);
     known.leave("0/");
     known.list("11/", names(&["11/1"]), true, at(15));
     assert!(known.covers("11/"));
@@ -252,4 +252,33 @@ fn what_was_seen_counts_only_for_listed_prefixes() {
     assert!(known.under("a/").is_none() && known.one(&name("a/1")).is_none());
     assert!(!known.record_response(true));
     assert!(known.one(&name("a/1")).is_some());
+}
+
+#[test]
+fn many_locks_cost_at_most_50_requests_per_second_and_20_pages_of_names_per_minute() {
+    let pauses = [0, 500, 1_000, 5_000, 20_000, MAX_LOCKS].map(|locks| pause(locks).as_millis());
+    assert_eq!(pauses, [200, 200, 100, 20, 20, 20]);
+    let mut known = Known::default();
+    known.join("");
+    known.list("", (0..20_000).map(|number| name(&number.to_string())).collect(), true, at(0));
+    assert_eq!(known.pause(), MIN_PAUSE);
+    assert_eq!((known.unlisted(at(59)), known.unlisted(at(60))), (None, Some(String::new())));
+}
+
+#[test]
+fn the_next_viewer_of_a_lock_gets_its_latest_look() {
+    let mut known = viewed("a/", &[("a/1", 1, 5), ("a/2", 1, 5)]);
+    known.leave("a/");
+    known.clear();
+    // A page reads a lock before its stream begins.
+    assert_eq!(known.record(&name("a/1"), look("a/1", 2, at(9))), None);
+    known.keep(&name("a/3"), look("a/3", 3, at(9)));
+    known.join("");
+    known.list("", names(&["a/1", "a/2", "a/3", "a/4"]), true, at(10));
+    let seen: Vec<_> = known.under("").unwrap().into_iter().map(|(_, look)| Some(look?.at)).collect();
+    assert_eq!(seen, [Some(at(9)), Some(at(5)), Some(at(9)), None]);
+    assert!(known.former.is_empty());
+    known.leave("");
+    known.forget();
+    assert!(known.latest(&name("a/1")).is_none());
 }

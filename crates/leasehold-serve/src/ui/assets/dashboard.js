@@ -6,6 +6,10 @@ const BANNER = document.getElementById("banner");
 const SAY = document.getElementById("say");
 const EVENTS = document.body.dataset.events;
 const LAPSED = "lapsed, may be taken over";
+// How often the page is fetched without an event, because some of it changes as time passes: with locks that the server has
+// not read yet, and without.
+const SCANNED = 5_000;
+const PASSED = 15_000;
 
 // --- time ------------------------------------------------------------------------------------------------------------
 
@@ -26,8 +30,9 @@ function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** Updates the times and the remaining time of leases. */
+/** Updates the times and the remaining time of leases. Without a connection, they are not known. */
 function tick() {
+  if (document.body.classList.contains("stale")) return;
   const now = performance.now();
   for (const element of document.querySelectorAll("[data-up], [data-left]")) {
     if (!since.has(element)) since.set(element, now);
@@ -43,7 +48,8 @@ function tick() {
 function showLease(element, left, seenBefore) {
   const isOver = left <= 0;
   element.classList.toggle("over", isOver);
-  element.querySelector(".fill").setAttribute("width", `${Math.max(0, Math.min(100, (left * 100) / Number(element.dataset.full)))}%`);
+  const share = Math.max(0, Math.min(100, (left * 100) / Number(element.dataset.full)));
+  element.querySelector(".fill")?.setAttribute("width", `${share}%`);
   const before = element.dataset.before;
   let text = before ? before + span(Math.max(0, left)) : `${span(Math.max(0, left))} left`;
   // The lease that was seen is over. The server must look again to know whether it was renewed since then.
@@ -61,7 +67,6 @@ function look(event) {
     const lease = row.querySelector("[data-left]");
     if (!lease || left === undefined || left === null) continue;
     lease.dataset.left = left;
-    lease.dataset.full = Math.max(Number(lease.dataset.full), left);
     since.set(lease, performance.now());
   }
 }
@@ -74,7 +79,8 @@ document.addEventListener("input", ({ target }) => typed.set(target.id, target.v
 
 /** Replaces `old` with `fresh` if they differ. Keeps the focus and the text that the user typed. */
 function patch(old, fresh) {
-  if (old.dataset.version !== undefined && old.dataset.version === fresh.dataset.version) {
+  const isSame = ["version", "trouble"].every((key) => old.dataset[key] === fresh.dataset[key]);
+  if (old.dataset.version !== undefined && isSame) {
     takeTimes(old, fresh);
     return false;
   }
@@ -145,6 +151,7 @@ async function refresh() {
   document.getElementById("asof").replaceChildren(...fresh.getElementById("asof").childNodes);
   announce(said);
   tellIfFree();
+  showCopies();
   tick();
 }
 
@@ -161,6 +168,21 @@ function tellIfFree() {
   if (globalThis.Notification?.permission === "granted") new Notification(document.title);
   follow();
 }
+
+/** Shows the buttons that copy a text. Browsers copy only on https and on this machine. */
+function showCopies() {
+  if (!navigator.clipboard) return;
+  for (const button of document.querySelectorAll("[data-copy]")) button.hidden = false;
+}
+
+document.addEventListener("click", async ({ target }) => {
+  const button = target.closest("[data-copy]");
+  if (!button) return;
+  await navigator.clipboard.writeText(button.dataset.copy);
+  setText(SAY, "Copied");
+  button.classList.add("copied");
+  setTimeout(() => button.classList.remove("copied"), 2000);
+});
 
 let toSay = [];
 let saying;
@@ -181,12 +203,15 @@ function announce(said) {
 let source;
 let retry;
 let pending;
+let refreshed = 0; // when the latest refresh ended
+let took = 0; // how long it took
 let isStoreDown = false;
 let wasOpen = false;
 
-/** Refreshes the page soon, so that many events cause one request. */
+/** Refreshes the page soon, so that many events cause one request, and a long page few. */
 function soon() {
   pending ??= setTimeout(async () => {
+    const began = performance.now();
     try {
       await refresh();
       if (!isStoreDown && source?.readyState === EventSource.OPEN) connected();
@@ -194,8 +219,10 @@ function soon() {
       lost(error instanceof TypeError ? undefined : error.message);
     } finally {
       pending = undefined;
+      refreshed = performance.now();
+      took = refreshed - began;
     }
-  }, 400);
+  }, Math.max(400, 5 * took));
 }
 
 function connected() {
@@ -208,6 +235,11 @@ function connected() {
 /** Shows that the page may be outdated. */
 function lost(why) {
   document.body.classList.add("stale");
+  // No lease is known to have run out: its holder may renew it while nobody looks.
+  for (const lease of document.querySelectorAll("[data-left]")) {
+    lease.classList.remove("over");
+    setText(lease.querySelector(".left"), "unknown");
+  }
   LIVE.dataset.live = "off";
   setText(LIVE, "Not live");
   const asOf = document.getElementById("asof").textContent.trim().replace("As of", "as of");
@@ -277,9 +309,13 @@ if (form) {
   check();
 }
 
+showCopies();
 tick();
 setInterval(() => {
-  if (!document.hidden) tick();
+  if (document.hidden) return;
+  tick();
+  const pause = document.querySelector("[data-scan]") ? SCANNED : PASSED;
+  if (source?.readyState === EventSource.OPEN && performance.now() - refreshed > pause) soon();
 }, 1000);
 
 if (EVENTS) {

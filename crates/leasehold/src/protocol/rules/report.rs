@@ -17,11 +17,16 @@ pub(in crate::protocol) fn held(
     // The record contains when its cooldown began. It does not contain when the grant was made if the grant was the
     // first request of its process.
     let from_us = record.granted_at_us.or(record.renewed_at_us.filter(|_| in_cooldown));
+    let lease = match record.cooldown_ms {
+        Some(cooldown) if in_cooldown => Duration::from_millis(cooldown),
+        _ => record.ttl().get(),
+    };
     HolderInfo {
         holder: (!in_cooldown).then(|| record.holder.clone()),
         token: Some(record.token),
         held_for: store.zip(from_us).map(|(store, from_us)| since_us(store.hi_us, from_us)),
         lapses_within,
+        lease: Some(lease),
         in_cooldown,
         last_holder: in_cooldown.then(|| record.holder.clone()),
         size: recorded(record.size),
@@ -47,9 +52,17 @@ pub(crate) fn state(
         Some(Content::Record(record)) if record.state == RecordState::Free => State::Free,
         Some(Content::Record(record)) => match availability(record, unchanged_for, store, rules) {
             Availability::Grantable if record.state == RecordState::Cooldown => State::Free,
-            Availability::Grantable => State::Lapsed(held(record, store, Some(Duration::ZERO))),
+            Availability::Grantable => State::Lapsed(lapsed(record, store)),
             Availability::Taken { lapses_within } => State::Held(held(record, store, Some(lapses_within))),
         },
+    }
+}
+
+fn lapsed(record: &Record, store: Option<StoreTime>) -> HolderInfo {
+    let renewed = store.zip(record.renewed_at_us).map(|(store, at_us)| since_us(store.hi_us, at_us));
+    HolderInfo {
+        lapsed_for: renewed.map(|renewed| renewed.saturating_sub(record.ttl().get())),
+        ..held(record, store, Some(Duration::ZERO))
     }
 }
 

@@ -166,7 +166,15 @@ fn a_lock_of_a_dead_holder_is_reported_as_lapsed() {
     assert_eq!(told.holder, Some(held.holder));
     assert_eq!(told.held_for, Some(Duration::ZERO));
     let unchanged_for = Ttl::DEFAULT.contender_span();
-    assert!(matches!(state(Some(&content), unchanged_for, None, RULES), State::Lapsed(_)));
+    let State::Lapsed(told) = state(Some(&content), unchanged_for, None, RULES) else {
+        panic!("it has lapsed")
+    };
+    assert_eq!((told.lease, told.lapsed_for), (Some(Ttl::DEFAULT.get()), None), "without the store's clock");
+    let later = StoreTime::between(NOW_US + 40_000_000, NOW_US + 40_000_000);
+    let State::Lapsed(told) = state(Some(&content), Duration::ZERO, Some(later), RULES) else {
+        panic!("it has lapsed")
+    };
+    assert_eq!(told.lapsed_for, Some(Duration::from_secs(10)), "40 s after a renewal for 30 s");
     let free = Content::Record(Box::new(freed(&held_record(), End::Released, None, None, id(3))));
     assert!(matches!(state(Some(&free), Duration::ZERO, None, RULES), State::Free));
 }

@@ -166,7 +166,8 @@ pub(super) fn held(kv: &KeyValue) -> HolderInfo {
         Owner::Foreign(what) => held.foreign = Some(what),
         Owner::Ours(value) => {
             held.token = token(kv, &value);
-            held.lapses_within = Some(value.lasts());
+            held.lease = Some(value.lasts());
+            held.lapses_within = held.lease;
             held.in_cooldown = value.state == Standing::Cooldown;
             if held.in_cooldown {
                 held.last_holder = Some(value.holder.of_the_past());
