@@ -11,11 +11,12 @@ use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::answer::called;
+use super::answer::{called, unreadable};
 use super::config::Location;
 use super::errors;
 use super::link::{self, Link};
 use super::server::ServerInfo;
+use super::slots::Slots;
 use crate::clock::{StoreClock, timeout};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
@@ -55,6 +56,26 @@ impl Connector {
         Ok(Self { location, accepted: Accepted::default() })
     }
 
+    /// Returns how to connect to `host` alone.
+    pub(super) fn only(&self, host: &Host) -> Self {
+        let mut only = self.clone();
+        only.location.hosts = vec![host.clone()];
+        only
+    }
+
+    /// Asks `host` for the slots of its cluster.
+    pub(super) async fn slots(&self, host: &Host, env: &Env) -> Result<Slots, StoreError> {
+        let info = logging_in(&self.location.user, &self.location.password).await?;
+        let mut link = self.open(host, info, env, None).await.map_err(|error| self.accepted.judge(error))?;
+        let mut question = redis::cmd("CLUSTER");
+        let asked = question.arg("SLOTS").query_async(&mut link.connection);
+        match timeout(&*env.clock, CONNECT_LIMIT, asked).await {
+            Some(Ok(answer)) => Slots::of(answer, host).ok_or_else(|| unreadable().not_applied()),
+            Some(Err(error)) => Err(errors::of_connection(&error, &host.to_string()).not_applied()),
+            None => Err(no_answer(host, self.location.tls.is_some())),
+        }
+    }
+
     /// Connects to the first server that is the primary.
     pub(super) async fn connect(
         &self,
@@ -71,7 +92,7 @@ impl Connector {
             let link = match link {
                 Ok(link) => {
                     self.accepted.note();
-                    link.server.check(&link.host).map(|()| link).map_err(Fault::not_applied)
+                    link.server.check(&link.host, self.location.cluster).map(|()| link).map_err(Fault::not_applied)
                 }
                 Err(error) => Err(self.accepted.judge(error)),
             };
@@ -170,7 +191,7 @@ impl Connector {
                 link.time = (u64::try_from(seconds * 1_000_000 + us).unwrap_or(0), sent);
                 Ok(link)
             }
-            Some(Err(error)) => Err(errors::of_connection(&error, &link.host).not_applied()),
+            Some(Err(error)) => Err(errors::of_connection(&error, &link.host.to_string()).not_applied()),
             None => Err(no_answer(host, self.location.tls.is_some())),
         }
     }
@@ -249,7 +270,7 @@ impl Connector {
         };
         match timeout(&*env.clock, CONNECT_LIMIT, connecting).await {
             Some(opened) => {
-                opened.map(|(connection, driver)| Link::new(connection, driver, shown.clone(), env.now()))
+                opened.map(|(connection, driver)| Link::new(connection, driver, host.clone(), env.now()))
             }
             None => Err(no_answer(host, is_tls)),
         }

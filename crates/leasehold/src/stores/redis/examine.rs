@@ -13,6 +13,7 @@ use crate::error::{ErrorKind, StoreError};
 use crate::lease::{Claim, Holder, Id, Ttl};
 use crate::retry::RetryBudget;
 use crate::stores::grace;
+use crate::stores::hosts::Host;
 use crate::types::LockName;
 
 /// The time limit of a single request of these checks.
@@ -34,9 +35,9 @@ impl RedisRecords {
     }
 
     async fn examine_server(&self, ttl: Ttl, examined: &mut Examined) -> Result<(), StoreError> {
-        let link = self.links().connector.connect_to_any(&self.env).await?;
-        let (server, grace) = (&link.server, self.links().connector.location.failover_grace);
-        examined.push(primary(server, &link.host));
+        let link = self.shards().connector.connect_to_any(&self.env).await?;
+        let (server, grace) = (&link.server, self.shards().location().failover_grace);
+        examined.push(primary(server, &link.host, false));
         examined.push(eviction(server));
         let lease = ttl.contender_span() + self.margin;
         examined.push(failover(server, grace, lease, self.least_replicas(&link).await));
@@ -49,12 +50,12 @@ impl RedisRecords {
     /// Checks whether the user may receive the messages about released locks.
     async fn messages(&self) -> Result<Finding, StoreError> {
         const CHECK: &str = "notifications";
-        let location = &self.links().connector.location;
+        let location = self.shards().location();
         if !location.notifies {
             return Ok(Finding::passed(CHECK, "notify=off: waiters poll"));
         }
         let channel = location.channel();
-        let mut connection = self.link().await?.connection.clone();
+        let mut connection = self.shard("").await?.link.connection.clone();
         match timeout(&*self.env.clock, SETTING, connection.subscribe(&channel)).await {
             Some(Ok(())) => Ok(Finding::passed(CHECK, "a release wakes the first waiter at once")),
             Some(Err(error)) if error.code() == Some("NOPERM") => Ok(Finding::warning(
@@ -102,11 +103,11 @@ fn least_permissions() -> Vec<String> {
     .to_vec()
 }
 
-fn primary(server: &ServerInfo, host: &str) -> Finding {
+fn primary(server: &ServerInfo, host: &Host, cluster: bool) -> Finding {
     const CHECK: &str = "primary";
     // The check `eviction` reports the policy.
     let suits = ServerInfo { policy: String::new(), ..server.clone() };
-    Finding::required(CHECK, suits.check(host).map(|()| format!("{host} is a primary, {}", server.product)))
+    Finding::required(CHECK, suits.check(host, cluster).map(|()| format!("{host} is a primary, {}", server.product)))
 }
 
 fn eviction(server: &ServerInfo) -> Finding {
