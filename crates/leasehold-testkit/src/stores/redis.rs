@@ -220,8 +220,6 @@ impl RedisServer {
     pub const EVERY_SECOND: Self = Self { append: Some("everysec"), clustered: false };
     /// A member of a cluster that keeps its data when it is killed.
     pub const MEMBER: Self = Self { append: Some("always"), clustered: true };
-    /// A member of a cluster that loses its data when it is killed.
-    pub const FORGETFUL_MEMBER: Self = Self { append: None, clustered: true };
 }
 
 #[async_trait]

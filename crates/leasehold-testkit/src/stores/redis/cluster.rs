@@ -72,26 +72,43 @@ impl Cluster {
         &self.members
     }
 
-    /// Returns the number of the primary that has `key`, according to a member that runs.
+    /// Returns the slot of `key`.
     ///
     /// # Panics
-    /// When no member knows one.
-    pub async fn primary_of(&self, key: &str) -> usize {
+    /// When no member runs.
+    pub async fn slot_of(&self, key: &str) -> u16 {
+        for asked in &self.members {
+            if let Ok(slot) = redis_cli(asked.url(), &["CLUSTER", "KEYSLOT", key]).await.parse() {
+                return slot;
+            }
+        }
+        panic!("no member runs")
+    }
+
+    /// Returns the number of the primary that has `key`, and of its replica, according to the first member that runs
+    /// and knows them.
+    ///
+    /// # Panics
+    /// When that takes minutes.
+    pub async fn pair_of(&self, key: &str) -> (usize, Option<usize>) {
+        let slot = self.slot_of(key).await;
         within("a primary", async {
             loop {
                 for asked in &self.members {
-                    let slot: u16 = match redis_cli(asked.url(), &["CLUSTER", "KEYSLOT", key]).await.parse() {
-                        Ok(slot) => slot,
-                        Err(_) => continue,
-                    };
-                    let lines = redis_cli(asked.url(), &["CLUSTER", "NODES"]).await;
-                    if let Some(found) = self.primary_in(&lines, slot) {
-                        return found;
+                    let nodes = redis_cli(asked.url(), &["CLUSTER", "NODES"]).await;
+                    if let Some(primary) = self.primary_in(&nodes, slot) {
+                        let id = self.id_of(primary).await;
+                        let replica = nodes.lines().find(|line| line.contains(&format!(" {id} ")));
+                        return (primary, replica.and_then(|line| self.number_in(line)));
                     }
                 }
             }
         })
         .await
+    }
+
+    fn number_in(&self, line: &str) -> Option<usize> {
+        self.members.iter().position(|member| line.contains(&format!("{}@", member.address())))
     }
 
     fn primary_in(&self, nodes: &str, slot: u16) -> Option<usize> {
@@ -104,7 +121,7 @@ impl Cluster {
             words.get(2).is_some_and(|flags| flags.contains("master") && !flags.contains("fail"))
                 && words.iter().skip(8).any(|range| has(range))
         })?;
-        self.members.iter().position(|member| line.contains(&format!("{}@", member.address())))
+        self.number_in(line)
     }
 
     /// Returns the id of a member.
@@ -126,6 +143,14 @@ impl Cluster {
     /// When it does not start again.
     pub async fn kill(&mut self, member: usize, duration: Duration) -> io::Result<()> {
         self.members[member].kill(duration).await
+    }
+
+    /// Kills a member with `kill -9`.
+    ///
+    /// # Errors
+    /// When it has no process.
+    pub async fn kill_for_good(&mut self, member: usize) -> io::Result<()> {
+        self.members[member].kill_for_good().await
     }
 
     /// Moves a slot with its keys, one key at a time, as `redis-cli --cluster reshard` does.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -92,7 +93,10 @@ impl Connector {
             let link = match link {
                 Ok(link) => {
                     self.accepted.note();
-                    link.server.check(&link.host, self.location.cluster).map(|()| link).map_err(Fault::not_applied)
+                    link.server
+                        .check(&link.host, self.location.cluster)
+                        .map(|()| link)
+                        .map_err(Fault::not_applied)
                 }
                 Err(error) => Err(self.accepted.judge(error)),
             };
@@ -179,7 +183,7 @@ impl Connector {
             let mut server = ServerInfo::of(&info);
             if server.replicas > 0 {
                 server.max_lag =
-                    setting(&mut link.connection, "min-replicas-max-lag").await?.filter(|lag| *lag > 0);
+                    setting(&mut link.connection, "min-replicas-max-lag").await?.filter(|lag: &u64| *lag > 0);
             }
             let sent = env.now();
             let time: (i64, i64) = redis::cmd("TIME").query_async(&mut link.connection).await?;
@@ -277,11 +281,11 @@ impl Connector {
     }
 }
 
-/// Returns a setting of the server that is a number. Returns `None` if the user may not read it.
-pub(super) async fn setting(
+/// Returns a setting of the server. Returns `None` if the user may not read it.
+pub(super) async fn setting<T: FromStr>(
     connection: &mut MultiplexedConnection,
     name: &str,
-) -> Result<Option<u64>, RedisError> {
+) -> Result<Option<T>, RedisError> {
     let mut question = redis::cmd("CONFIG");
     match question.arg("GET").arg(name).query_async::<HashMap<String, String>>(connection).await {
         Ok(found) => Ok(found.get(name).and_then(|value| value.parse().ok())),

@@ -151,11 +151,8 @@ pub(super) fn not_primary(what: &str) -> Fault {
 }
 
 pub(super) fn cluster() -> Fault {
-    Fault::new(
-        ErrorKind::Unsupported,
-        "the Redis server is part of a cluster",
-    )
-    .with_help("add cluster=on to the store URL: redis://host1,host2/?cluster=on&prefix=locks/")
+    Fault::new(ErrorKind::Unsupported, "the Redis server is part of a cluster")
+        .with_help("add cluster=on to the store URL: redis://host1,host2/?cluster=on&prefix=locks/")
 }
 
 pub(super) fn no_cluster(host: &Host) -> Fault {
@@ -165,14 +162,15 @@ pub(super) fn no_cluster(host: &Host) -> Fault {
 
 /// Returns the error for a slot without a server.
 pub(super) fn without_server() -> Fault {
-    Fault::unavailable("no server of the Redis Cluster has the slot of this lock").with_help(
-        "assign all slots to servers: see redis-cli --cluster check HOST:PORT",
-    )
+    Fault::unavailable("no server of the Redis Cluster has the slot of this lock")
+        .with_help("assign all slots to servers: see redis-cli --cluster check HOST:PORT")
 }
 
 /// Returns the error for a lock whose name has braces that mislead.
 pub(super) fn braces(key: &str) -> Fault {
-    let message = format!("the key {key:?} cannot be a lock in a cluster (`cluster=on`): it has a `}}` without a hash tag");
+    let message = format!(
+        "the key {key:?} cannot be a lock in a cluster (`cluster=on`): it has a `}}` without a hash tag"
+    );
     Fault::new(ErrorKind::Invalid, message)
         .with_help("use a lock name and a prefix without braces, or with a hash tag such as {locks}/")
 }

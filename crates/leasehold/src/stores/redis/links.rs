@@ -128,7 +128,8 @@ async fn asked(
     script: &ScriptInvocation<'_>,
 ) -> Result<Value, RedisError> {
     script.load_async(connection).await?;
-    let (answer,) = redis::pipe().cmd("ASKING").ignore().invoke_script(script).query_async(connection).await?;
+    let (answer,) =
+        redis::pipe().cmd("ASKING").ignore().invoke_script(script).query_async(connection).await?;
     Ok(answer)
 }
 

@@ -322,7 +322,8 @@ impl RedisRecords {
         let answer = self.shards().invoke(shard, &script).await;
         // The key may be in another slot by now, but not the lock.
         shard.redirect();
-        let (epoch, over_us) = FromRedisValue::from_redis_value(answer?).map_err(|_| unreadable().maybe_applied())?;
+        let (epoch, over_us) =
+            FromRedisValue::from_redis_value(answer?).map_err(|_| unreadable().maybe_applied())?;
         *shard.link.vouched() = Some(Vouched { epoch, over_us });
         Ok(())
     }

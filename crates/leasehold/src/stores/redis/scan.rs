@@ -62,6 +62,7 @@ impl RedisRecords {
 
 /// Escapes what has a meaning in a pattern.
 fn escaped(text: &str) -> String {
-    let escape = |c| if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^' | '-') { vec!['\\', c] } else { vec![c] };
+    let escape =
+        |c| if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^' | '-') { vec!['\\', c] } else { vec![c] };
     text.chars().flat_map(escape).collect()
 }

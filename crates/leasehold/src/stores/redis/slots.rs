@@ -25,7 +25,8 @@ impl Slots {
             let [first, last, Value::Array(primary), ..] = range.as_slice() else { return None };
             let [name, port, ..] = primary.as_slice() else { return None };
             // A server that does not know its own name leaves it out.
-            let name = text(name.clone()).filter(|name| !name.is_empty()).unwrap_or_else(|| asked.name.clone());
+            let name =
+                text(name.clone()).filter(|name| !name.is_empty()).unwrap_or_else(|| asked.name.clone());
             let number = |value: &Value| match value {
                 Value::Int(number) => u16::try_from(*number).ok(),
                 _ => None,
@@ -146,7 +147,11 @@ mod tests {
         let server = |name: &str, port| Value::Array(vec![Value::BulkString(name.into()), Value::Int(port)]);
         let range = |first, last, primary| Value::Array(vec![Value::Int(first), Value::Int(last), primary]);
         let asked = Host { name: "asked".into(), port: 1 };
-        let answer = [range(0, 99, server("h", 7)), range(100, 16_382, server("", 8)), range(16_383, 16_383, server("h", 9))];
+        let answer = [
+            range(0, 99, server("h", 7)),
+            range(100, 16_382, server("", 8)),
+            range(16_383, 16_383, server("h", 9)),
+        ];
         let slots = Slots::of(Value::Array(answer.into()), &asked).unwrap();
         let hosts: Vec<_> = slots.hosts().iter().map(ToString::to_string).collect();
         assert_eq!((hosts, slots.missing()), (vec!["h:7".into(), "asked:8".into(), "h:9".to_owned()], 0));
@@ -154,7 +159,11 @@ mod tests {
             assert_eq!(slots.host_of(&slots.key_at(&host, "locks/", "//x")), Some(&host));
         }
         assert_eq!(slots.key_at(&asked, "{a}", "//x"), "{a}{0}//x");
-        for bad in [Value::Nil, Value::Array(vec![Value::Int(1)]), Value::Array(vec![range(0, 70_000, server("h", 7))])] {
+        for bad in [
+            Value::Nil,
+            Value::Array(vec![Value::Int(1)]),
+            Value::Array(vec![range(0, 70_000, server("h", 7))]),
+        ] {
             assert_eq!(Slots::of(bad, &asked), None);
         }
         let none = Slots::of(Value::Array(vec![]), &asked).unwrap();
