@@ -145,6 +145,14 @@ impl Launched {
         self.answers().await
     }
 
+    /// Kills the server with `kill -9`.
+    ///
+    /// # Errors
+    /// When the server has no process.
+    pub async fn kill_for_good(&mut self) -> io::Result<()> {
+        self.child.kill().await
+    }
+
     /// Waits until the server accepts connections.
     async fn answers(&mut self) -> io::Result<()> {
         let start = SystemClock.now();

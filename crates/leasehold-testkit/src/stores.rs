@@ -93,7 +93,7 @@ stores! {
     #[cfg(feature = "postgres")]
     postgres::Postgres { postgres: shared, postgres_pgbouncer: alone }
     #[cfg(feature = "redis")]
-    redis::Redis { redis: shared, redis_valkey: alone }
+    redis::Redis { redis: shared, redis_valkey: alone, redis_cluster: shared }
     memory::Memory { memory: alone }
 }
 

@@ -3,6 +3,7 @@
 
 #[cfg(feature = "chaos")]
 mod chaos;
+mod cluster;
 #[cfg(feature = "chaos")]
 mod sentinel;
 
@@ -12,6 +13,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use async_trait::async_trait;
+pub use cluster::Cluster;
 use leasehold::LockName;
 use leasehold::clock::{Clock, SystemClock};
 use tokio::process::Command;
@@ -34,6 +36,8 @@ impl Server {
     pub const REDIS: Self = Self { variable: "LEASEHOLD_TEST_REDIS" };
     /// Valkey.
     pub const VALKEY: Self = Self { variable: "LEASEHOLD_TEST_VALKEY" };
+    /// A Redis Cluster of three primaries with a replica each.
+    pub const REDIS_CLUSTER: Self = Self { variable: "LEASEHOLD_TEST_REDIS_CLUSTER" };
 }
 
 impl Program {
@@ -66,6 +70,7 @@ impl TestStore for Redis {
             &[
                 Storage::at("redis", Server::REDIS, Kind::Shared),
                 Storage::at("redis_valkey", Server::VALKEY, Kind::Alone),
+                Storage::at("redis_cluster", Server::REDIS_CLUSTER, Kind::Shared),
             ]
         }
     }
@@ -81,13 +86,13 @@ impl TestStore for Redis {
 
     async fn delete_record(&self, url: &str, name: &LockName) {
         let key = key(url, name.as_str());
-        let record = format!("{key}//leasehold");
+        let record = record(url, &key);
         assert!(["1", "2"].contains(&&*redis_cli(url, &["DEL", &key, &record]).await));
     }
 
     async fn read_record(&self, url: &str, name: &LockName) -> String {
         let key = key(url, name.as_str());
-        let record = redis_cli(url, &["HGETALL", &format!("{key}//leasehold")]).await;
+        let record = redis_cli(url, &["HGETALL", &record(url, &key)]).await;
         format!("{} {record}", redis_cli(url, &["GET", &key]).await)
     }
 
@@ -142,15 +147,27 @@ pub fn key(url: &str, name: &str) -> String {
     format!("{}{name}", parsed(url).option("prefix").unwrap_or_default())
 }
 
-/// Runs a command on the server of `url` with `redis-cli` and returns its output.
+/// Returns the key of the record of the lock whose string is `key`.
+pub fn record(url: &str, key: &str) -> String {
+    if is_cluster(url) { format!("{{{key}}}//leasehold") } else { format!("{key}//leasehold") }
+}
+
+fn is_cluster(url: &str) -> bool {
+    url.contains("cluster=on")
+}
+
+/// Runs a command on the server of `url` with `redis-cli` and returns its output. In a cluster, runs it on the server
+/// that has the key.
 ///
 /// # Panics
 /// When `redis-cli` cannot be run.
 pub async fn redis_cli(url: &str, command: &[&str]) -> String {
     let server = parsed(url);
-    let (host, port) = server.authority().and_then(|host| host.rsplit_once(':')).expect("a host and a port");
+    let host = server.authority().and_then(|hosts| hosts.split(',').next());
+    let (host, port) = host.and_then(|host| host.rsplit_once(':')).expect("a host and a port");
     let output = Command::new("redis-cli")
         .args(["-h", host, "-p", port, "--raw"])
+        .args(is_cluster(url).then_some("-c"))
         .args(command)
         .stdin(Stdio::null())
         .kill_on_drop(true)
@@ -190,15 +207,19 @@ pub struct RedisServer {
     /// When writes to the append-only file reach the disk. `None` if there is no file; the server then loses its data
     /// when it is killed.
     append: Option<&'static str>,
+    /// Whether it can be a member of a cluster.
+    clustered: bool,
 }
 
 impl RedisServer {
     /// A server that keeps its data when it is killed.
-    pub const KEEPING: Self = Self { append: Some("always") };
+    pub const KEEPING: Self = Self { append: Some("always"), clustered: false };
     /// A server that loses its data when it is killed.
-    pub const FORGETTING: Self = Self { append: None };
+    pub const FORGETTING: Self = Self { append: None, clustered: false };
     /// A server that may respond before its data is on the disk, as servers do by default.
-    pub const EVERY_SECOND: Self = Self { append: Some("everysec") };
+    pub const EVERY_SECOND: Self = Self { append: Some("everysec"), clustered: false };
+    /// A member of a cluster that keeps its data when it is killed.
+    pub const MEMBER: Self = Self { append: Some("always"), clustered: true };
 }
 
 #[async_trait]
@@ -209,6 +230,12 @@ impl Launch for RedisServer {
         command.args(["--bind", host, "--port", port, "--save", ""]).arg("--dir").arg(folder);
         let only = if self.append.is_some() { "yes" } else { "no" };
         command.args(["--appendonly", only, "--appendfsync", self.append.unwrap_or("no")]);
+        if self.clustered {
+            // Below the ports of servers.
+            let bus = port.parse::<u16>().expect("a port") - 10_000;
+            command.args(["--cluster-enabled", "yes", "--cluster-node-timeout", cluster::NODE_TIMEOUT_MS]);
+            command.args(["--cluster-port", &bus.to_string()]);
+        }
         command
     }
 

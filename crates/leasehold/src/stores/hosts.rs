@@ -10,7 +10,7 @@ use crate::stores::password::Password;
 use crate::url::{CheckedUrl, is_host_name, is_this_machine};
 
 /// The host and the port of a server.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Host {
     /// A name or an IP address, without brackets.
     pub(super) name: String,

@@ -13,8 +13,11 @@ mod link;
 mod links;
 mod listener;
 mod records;
+mod scan;
 mod scripts;
 mod server;
+mod shards;
+mod slots;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -14,8 +14,10 @@ const SENTINEL_PORT: u16 = 26379;
 /// The settings in a store URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Location {
-    /// The servers, of which one is the primary, or the Sentinels.
+    /// The servers, of which one is the primary, or the Sentinels, or servers of a cluster.
     pub(super) hosts: Vec<Host>,
+    /// Whether the servers are those of a Redis Cluster.
+    pub(super) cluster: bool,
     /// The name under which the Sentinels know the primary.
     pub(super) master: Option<String>,
     /// The login for the Sentinels. If the user is `None`, the default user.
@@ -38,7 +40,11 @@ pub(super) struct Location {
 impl Location {
     pub(super) fn from_url(url: StoreUrl, options: &mut StoreOptions) -> Result<Self, Error> {
         let url = url.checked(options)?;
-        let master = url.text("master");
+        let (master, cluster) = (url.text("master"), url.switch("cluster"));
+        if master.is_some() && cluster {
+            return Err(Error::invalid("the options `cluster` and `master` exclude each other")
+                .with_help("leave out `master`: a cluster has no Sentinels"));
+        }
         let sentinel_user = url.text("sentinel_user");
         let sentinel_password =
             Password::one_of(None, &url, "sentinel_password_env", "sentinel_password_file")?;
@@ -55,18 +61,24 @@ impl Location {
             return Err(Error::invalid("the Redis store URL names a user without a password")
                 .with_help("add password_env=NAME or password_file=/PATH"));
         }
-        // With Sentinels, the server that gets the password may be on another machine.
-        let stays_here = master.is_none() && servers.are_this_machine();
+        // With Sentinels or in a cluster, the server that gets the password may be on another machine.
+        let stays_here = master.is_none() && !cluster && servers.are_this_machine();
         servers.check_secrecy(servers.password.is_some() || sentinel_password.is_some(), stays_here)?;
         let Servers { hosts, user, password, tls, .. } = servers;
+        let database = database(url.url.path())?;
+        if cluster && database > 0 {
+            return Err(Error::invalid("a Redis Cluster has only the database 0 (`cluster=on`)")
+                .with_help("leave out the number: redis://host/?cluster=on&prefix=locks/"));
+        }
         Ok(Self {
             hosts,
+            cluster,
             master,
             sentinel_user,
             sentinel_password,
             user,
             password,
-            database: database(url.url.path())?,
+            database,
             prefix: url.text_or_default("prefix").to_owned(),
             failover_grace: url.duration("failover_grace"),
             notifies: url.switch("notify"),
@@ -150,6 +162,9 @@ mod tests {
             ("redis://h?master=m&sentinel_password_env=P&sentinel_password_file=/f", "more than one"),
             ("redis://h?master=m&sentinel_password_env=P", "unencrypted"),
             ("redis://h?store_clock=off", "store_clock"),
+            ("redis://h?cluster=on&master=m", "`cluster`"),
+            ("redis://h/1?cluster=on", "`cluster=on`"),
+            ("redis://:hunter2@localhost/?cluster=on", "unencrypted"),
         ] {
             let error = read(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid, "{url}: {error:?}");

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,11 +12,12 @@ use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::answer::called;
+use super::answer::{called, unreadable};
 use super::config::Location;
 use super::errors;
 use super::link::{self, Link};
 use super::server::ServerInfo;
+use super::slots::Slots;
 use crate::clock::{StoreClock, timeout};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
@@ -55,6 +57,26 @@ impl Connector {
         Ok(Self { location, accepted: Accepted::default() })
     }
 
+    /// Returns how to connect to `host` alone.
+    pub(super) fn only(&self, host: &Host) -> Self {
+        let mut only = self.clone();
+        only.location.hosts = vec![host.clone()];
+        only
+    }
+
+    /// Asks `host` for the slots of its cluster.
+    pub(super) async fn slots(&self, host: &Host, env: &Env) -> Result<Slots, StoreError> {
+        let info = logging_in(&self.location.user, &self.location.password).await?;
+        let mut link = self.open(host, info, env, None).await.map_err(|error| self.accepted.judge(error))?;
+        let mut question = redis::cmd("CLUSTER");
+        let asked = question.arg("SLOTS").query_async(&mut link.connection);
+        match timeout(&*env.clock, CONNECT_LIMIT, asked).await {
+            Some(Ok(answer)) => Slots::of(answer, host).ok_or_else(|| unreadable().not_applied()),
+            Some(Err(error)) => Err(errors::of_connection(&error, &host.to_string()).not_applied()),
+            None => Err(no_answer(host, self.location.tls.is_some())),
+        }
+    }
+
     /// Connects to the first server that is the primary.
     pub(super) async fn connect(
         &self,
@@ -71,7 +93,10 @@ impl Connector {
             let link = match link {
                 Ok(link) => {
                     self.accepted.note();
-                    link.server.check(&link.host).map(|()| link).map_err(Fault::not_applied)
+                    link.server
+                        .check(&link.host, self.location.cluster)
+                        .map(|()| link)
+                        .map_err(Fault::not_applied)
                 }
                 Err(error) => Err(self.accepted.judge(error)),
             };
@@ -158,7 +183,7 @@ impl Connector {
             let mut server = ServerInfo::of(&info);
             if server.replicas > 0 {
                 server.max_lag =
-                    setting(&mut link.connection, "min-replicas-max-lag").await?.filter(|lag| *lag > 0);
+                    setting(&mut link.connection, "min-replicas-max-lag").await?.filter(|lag: &u64| *lag > 0);
             }
             let sent = env.now();
             let time: (i64, i64) = redis::cmd("TIME").query_async(&mut link.connection).await?;
@@ -170,7 +195,7 @@ impl Connector {
                 link.time = (u64::try_from(seconds * 1_000_000 + us).unwrap_or(0), sent);
                 Ok(link)
             }
-            Some(Err(error)) => Err(errors::of_connection(&error, &link.host).not_applied()),
+            Some(Err(error)) => Err(errors::of_connection(&error, &link.host.to_string()).not_applied()),
             None => Err(no_answer(host, self.location.tls.is_some())),
         }
     }
@@ -249,18 +274,18 @@ impl Connector {
         };
         match timeout(&*env.clock, CONNECT_LIMIT, connecting).await {
             Some(opened) => {
-                opened.map(|(connection, driver)| Link::new(connection, driver, shown.clone(), env.now()))
+                opened.map(|(connection, driver)| Link::new(connection, driver, host.clone(), env.now()))
             }
             None => Err(no_answer(host, is_tls)),
         }
     }
 }
 
-/// Returns a setting of the server that is a number. Returns `None` if the user may not read it.
-pub(super) async fn setting(
+/// Returns a setting of the server. Returns `None` if the user may not read it.
+pub(super) async fn setting<T: FromStr>(
     connection: &mut MultiplexedConnection,
     name: &str,
-) -> Result<Option<u64>, RedisError> {
+) -> Result<Option<T>, RedisError> {
     let mut question = redis::cmd("CONFIG");
     match question.arg("GET").arg(name).query_async::<HashMap<String, String>>(connection).await {
         Ok(found) => Ok(found.get(name).and_then(|value| value.parse().ok())),

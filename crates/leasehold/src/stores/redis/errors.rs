@@ -4,12 +4,15 @@ use redis::RedisError;
 
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::printable;
+use crate::stores::hosts::Host;
 
 /// How much of a server's message is shown, in characters.
 const MAX_SHOWN: usize = 300;
 
-/// The codes of errors with which the server refuses a script before the script has written anything.
+/// The codes of errors with which the server refuses a script before the script has written anything. In a cluster, a
+/// server with MOVED, ASK, TRYAGAIN or CLUSTERDOWN has not run the script at all.
 const REFUSED: &[&str] = &[
+    "ASK",
     "BUSY",
     "CLUSTERDOWN",
     "CROSSSLOT",
@@ -22,6 +25,7 @@ const REFUSED: &[&str] = &[
     "NOSCRIPT",
     "OOM",
     "READONLY",
+    "TRYAGAIN",
 ];
 
 /// Returns the error of a request that was sent.
@@ -47,6 +51,11 @@ pub(super) fn is_of_this_server(error: &RedisError) -> bool {
         ["LOADING", "MASTERDOWN", "MISCONF", "NOAUTH", "NOREPLICAS", "READONLY"].contains(&code)
             || error.detail().is_some_and(|detail| detail.contains("READONLY"))
     })
+}
+
+/// Returns whether another server may have become the primary of the shard, or may have got the slot.
+pub(super) fn is_of_this_shard(error: &RedisError) -> bool {
+    is_of_this_server(error) || matches!(error.code(), Some("MOVED" | "CLUSTERDOWN"))
 }
 
 /// Returns the error of a connection that could not be opened. No script was sent.
@@ -109,7 +118,15 @@ fn of_answer(code: &str, detail: &str) -> Fault {
             ErrorKind::Corrupt,
             "a key of leasehold has another type: another program uses the same keys; use another prefix=... in the store URL",
         ),
-        "MOVED" | "CROSSSLOT" | "CLUSTERDOWN" => return cluster(),
+        "CROSSSLOT" => return cluster(),
+        "CLUSTERDOWN" => {
+            return Fault::unavailable(message).with_help(
+                "some slots of the cluster have no server: see redis-cli --cluster check HOST:PORT",
+            );
+        }
+        _ if says("cluster support disabled") => {
+            (ErrorKind::Unsupported, "the server is not part of a cluster: leave out cluster=on")
+        }
         _ if says("READONLY") => return not_primary(&message),
         _ if says("DB index is out of range") => {
             (ErrorKind::Invalid, "the path of the store URL is the number of a database that the server has")
@@ -134,9 +151,26 @@ pub(super) fn not_primary(what: &str) -> Fault {
 }
 
 pub(super) fn cluster() -> Fault {
-    Fault::new(
-        ErrorKind::Unsupported,
-        "the Redis server is part of a cluster, which leasehold does not support",
-    )
-    .with_help("use a primary with replicas, with Sentinel if it must fail over automatically")
+    Fault::new(ErrorKind::Unsupported, "the Redis server is part of a cluster")
+        .with_help("add cluster=on to the store URL: redis://host1,host2/?cluster=on&prefix=locks/")
+}
+
+pub(super) fn no_cluster(host: &Host) -> Fault {
+    Fault::new(ErrorKind::Unsupported, format!("the Redis server {host} is not part of a cluster"))
+        .with_help("leave out cluster=on, or name the servers of a cluster")
+}
+
+/// Returns the error for a slot without a server.
+pub(super) fn without_server() -> Fault {
+    Fault::unavailable("no server of the Redis Cluster has the slot of this lock")
+        .with_help("assign all slots to servers: see redis-cli --cluster check HOST:PORT")
+}
+
+/// Returns the error for a lock whose name has braces that mislead.
+pub(super) fn braces(key: &str) -> Fault {
+    let message = format!(
+        "the key {key:?} cannot be a lock in a cluster (`cluster=on`): it has a `}}` without a hash tag"
+    );
+    Fault::new(ErrorKind::Invalid, message)
+        .with_help("use a lock name and a prefix without braces, or with a hash tag such as {locks}/")
 }

@@ -13,7 +13,11 @@ use crate::error::{ErrorKind, StoreError};
 use crate::lease::{Claim, Holder, Id, Ttl};
 use crate::retry::RetryBudget;
 use crate::stores::grace;
+use crate::stores::hosts::Host;
 use crate::types::LockName;
+
+/// How many checks there are for each primary.
+const FINDINGS: usize = 4;
 
 /// The time limit of a single request of these checks.
 const SETTING: Duration = Duration::from_secs(2);
@@ -21,7 +25,10 @@ const SETTING: Duration = Duration::from_secs(2);
 impl RedisRecords {
     /// Describes the server and whether it may lose locks.
     pub(super) async fn examined(&self, ttl: Ttl) -> Examined {
-        let mut examined = Examined { least_permissions: least_permissions(), ..Examined::default() };
+        let mut examined = Examined {
+            least_permissions: least_permissions(self.shards().location().cluster),
+            ..Examined::default()
+        };
         let budget = RetryBudget::of_question(&self.env);
         match budget.request(self.examine_server(ttl, &mut examined)).await {
             Ok(()) => {}
@@ -34,27 +41,100 @@ impl RedisRecords {
     }
 
     async fn examine_server(&self, ttl: Ttl, examined: &mut Examined) -> Result<(), StoreError> {
-        let link = self.links().connector.connect_to_any(&self.env).await?;
-        let (server, grace) = (&link.server, self.links().connector.location.failover_grace);
-        examined.push(primary(server, &link.host));
-        examined.push(eviction(server));
-        let lease = ttl.contender_span() + self.margin;
-        examined.push(failover(server, grace, lease, self.least_replicas(&link).await));
-        examined.push(durability(server, grace));
+        let connector = &self.shards().connector;
+        let mut links = Vec::new();
+        if self.shards().location().cluster {
+            let slots = self.slots().await?;
+            for host in slots.hosts() {
+                links.push(connector.only(&host).connect_to_any(&self.env).await?);
+            }
+            examined.push(self.cluster(&links, slots.missing()).await);
+        } else {
+            links.push(connector.connect_to_any(&self.env).await?);
+        }
+        let mut shards = Vec::new();
+        for link in &links {
+            shards.push(self.of_primary(link, ttl).await);
+        }
+        // Of each check, the worst finding of all shards.
+        for n in 0..FINDINGS {
+            let found = shards.iter().map(|findings| &findings[n]);
+            if let Some(worst) = found.rev().max_by_key(|finding| severity(finding.verdict)) {
+                examined.push(worst.clone());
+            }
+        }
         examined.push(self.permissions(ttl).await?);
         examined.push(self.messages().await?);
         Ok(())
     }
 
+    /// Describes a primary.
+    async fn of_primary(&self, link: &Link, ttl: Ttl) -> [Finding; FINDINGS] {
+        let (server, location) = (&link.server, self.shards().location());
+        let (grace, lease) = (location.failover_grace, ttl.contender_span() + self.margin);
+        let least_replicas = self.least_replicas(link).await;
+        let mut findings = [
+            primary(server, &link.host, location.cluster),
+            eviction(server),
+            failover(server, grace, lease, least_replicas),
+            durability(server, grace),
+        ];
+        if location.cluster {
+            findings[1..]
+                .iter_mut()
+                .for_each(|finding| finding.seen = format!("{}: {}", link.host, finding.seen));
+        }
+        findings
+    }
+
+    /// Describes the cluster of these primaries.
+    async fn cluster(&self, links: &[Link], missing: usize) -> Finding {
+        const CHECK: &str = "cluster";
+        let fix = "assign all slots to servers: see redis-cli --cluster check HOST:PORT";
+        if missing > 0 {
+            let message =
+                format!("{missing} of 16384 hash slots have no server: locks in them cannot be acquired");
+            return Finding::failed(CHECK, message).with_help(fix);
+        }
+        for link in links {
+            let mut question = redis::cmd("CLUSTER");
+            let mut connection = link.connection.clone();
+            let asked = question.arg("INFO").query_async::<String>(&mut connection);
+            if let Some(Ok(info)) = timeout(&*self.env.clock, SETTING, asked).await
+                && !info.contains("cluster_state:ok")
+            {
+                return Finding::failed(
+                    CHECK,
+                    format!("{} reports that its cluster does not work", link.host),
+                )
+                .with_help(fix);
+            }
+        }
+        let Some(alone) = links.iter().find(|link| link.server.replicas == 0) else {
+            return Finding::passed(CHECK, format!("{} primaries, each with a replica", links.len()));
+        };
+        let mut connection = alone.connection.clone();
+        let asked = setting::<String>(&mut connection, "cluster-require-full-coverage");
+        let stops = match timeout(&*self.env.clock, SETTING, asked).await {
+            Some(Ok(Some(value))) if value == "no" => "the locks in its slots",
+            _ => "all locks of the cluster (unless cluster-require-full-coverage is no)",
+        };
+        Finding::warning(
+            CHECK,
+            format!("{} has no replica: while it is down, {stops} cannot be acquired", alone.host),
+        )
+        .with_help("add a replica to each primary")
+    }
+
     /// Checks whether the user may receive the messages about released locks.
     async fn messages(&self) -> Result<Finding, StoreError> {
         const CHECK: &str = "notifications";
-        let location = &self.links().connector.location;
+        let location = self.shards().location();
         if !location.notifies {
             return Ok(Finding::passed(CHECK, "notify=off: waiters poll"));
         }
         let channel = location.channel();
-        let mut connection = self.link().await?.connection.clone();
+        let mut connection = self.shard("").await?.link.connection.clone();
         match timeout(&*self.env.clock, SETTING, connection.subscribe(&channel)).await {
             Some(Ok(())) => Ok(Finding::passed(CHECK, "a release wakes the first waiter at once")),
             Some(Err(error)) if error.code() == Some("NOPERM") => Ok(Finding::warning(
@@ -90,23 +170,39 @@ impl RedisRecords {
     }
 }
 
-fn least_permissions() -> Vec<String> {
+fn severity(verdict: CheckStatus) -> u8 {
+    match verdict {
+        CheckStatus::Failed => 2,
+        CheckStatus::Warning => 1,
+        CheckStatus::Passed | CheckStatus::NotApplicable => 0,
+    }
+}
+
+fn least_permissions(cluster: bool) -> Vec<String> {
+    let (one, many) = ("~locks/* &locks/*", "~locks/* ~{locks/* &locks/*");
+    let more = "and +select for a database other than 0";
     [
         "the minimum that leasehold needs (a prefix of `locks/` here):",
-        "ACL SETUSER ... on >PASSWORD ~locks/* &locks/* +evalsha +script|load +info +time",
+        &format!(
+            "ACL SETUSER ... on >PASSWORD {} +evalsha +script|load +info +time",
+            if cluster { many } else { one }
+        ),
         "    +get +set +del +exists +type +pttl +hset +hmget +zadd +zrem +zrangebylex",
         "    +publish +subscribe +unsubscribe",
-        "and +select for a database other than 0",
+        if cluster { "    +cluster|slots +cluster|info +asking +scan" } else { more },
     ]
     .map(str::to_owned)
     .to_vec()
 }
 
-fn primary(server: &ServerInfo, host: &str) -> Finding {
+fn primary(server: &ServerInfo, host: &Host, cluster: bool) -> Finding {
     const CHECK: &str = "primary";
     // The check `eviction` reports the policy.
     let suits = ServerInfo { policy: String::new(), ..server.clone() };
-    Finding::required(CHECK, suits.check(host).map(|()| format!("{host} is a primary, {}", server.product)))
+    Finding::required(
+        CHECK,
+        suits.check(host, cluster).map(|()| format!("{host} is a primary, {}", server.product)),
+    )
 }
 
 fn eviction(server: &ServerInfo) -> Finding {

@@ -9,6 +9,7 @@ use tokio::task::AbortHandle;
 
 use super::server::ServerInfo;
 use crate::clock::Moment;
+use crate::stores::hosts::Host;
 
 /// The resolution of the server's clock.
 pub(super) const RESOLUTION: Duration = Duration::from_micros(1);
@@ -17,8 +18,7 @@ pub(super) const RESOLUTION: Duration = Duration::from_micros(1);
 pub(super) struct Link {
     pub(super) connection: MultiplexedConnection,
     driver: AbortHandle,
-    /// The address of the server, for messages.
-    pub(super) host: String,
+    pub(super) host: Host,
     pub(super) server: ServerInfo,
     /// The server's time when the connection was opened, and when it was asked for.
     pub(super) time: (u64, Moment),
@@ -26,11 +26,21 @@ pub(super) struct Link {
     unanswered: Mutex<Option<Moment>>,
     /// Whether the connection has a subscription, or was refused one.
     pub(super) listens: AtomicBool,
+    vouched: Mutex<Option<Vouched>>,
+}
+
+/// What a server of a cluster says about its latest restart or promotion.
+#[derive(Clone, Debug)]
+pub(super) struct Vouched {
+    /// Which server, and since which promotion.
+    pub(super) epoch: String,
+    /// The time on its clock at which its grace is over, in microseconds.
+    pub(super) over_us: u64,
 }
 
 impl std::fmt::Debug for Link {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Link").field("host", &self.host).finish_non_exhaustive()
+        f.debug_struct("Link").field("host", &self.host.to_string()).finish_non_exhaustive()
     }
 }
 
@@ -38,7 +48,7 @@ impl Link {
     pub(super) fn new(
         connection: MultiplexedConnection,
         driver: AbortHandle,
-        host: String,
+        host: Host,
         now: Moment,
     ) -> Self {
         Self {
@@ -49,6 +59,7 @@ impl Link {
             time: (0, now),
             unanswered: Mutex::default(),
             listens: AtomicBool::default(),
+            vouched: Mutex::default(),
         }
     }
 
@@ -58,6 +69,10 @@ impl Link {
 
     pub(super) fn unanswered(&self) -> MutexGuard<'_, Option<Moment>> {
         self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn vouched(&self) -> MutexGuard<'_, Option<Vouched>> {
+        self.vouched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

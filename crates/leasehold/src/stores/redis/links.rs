@@ -1,10 +1,11 @@
-//! The connection of a store. All requests share one connection, because the server runs one script at a time. It is
+//! The connection to a primary. All requests share one connection, because the server runs one script at a time. It is
 //! opened on demand, and replaced when it is lost or does not respond.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use redis::{ScriptInvocation, Value};
+use redis::aio::MultiplexedConnection;
+use redis::{RedisError, ScriptInvocation, Value};
 use tokio::sync::oneshot;
 
 use super::connect::Connector;
@@ -19,7 +20,7 @@ use crate::stores::notifications::Calls;
 /// connection.
 const STALLED: Duration = Duration::from_millis(500);
 
-/// The connection of a store.
+/// The connection to a primary.
 #[derive(Debug)]
 pub(super) struct Links {
     pub(super) connector: Connector,
@@ -32,8 +33,7 @@ pub(super) struct Links {
 }
 
 impl Links {
-    pub(super) fn new(connector: Connector, env: Env) -> Self {
-        let calls = Calls::new(env.clone());
+    pub(super) fn new(connector: Connector, env: Env, calls: Arc<Calls>) -> Self {
         Self {
             connector,
             env,
@@ -97,24 +97,40 @@ impl Links {
         self.current().take();
     }
 
-    /// Sends a script over `link`.
+    /// Sends a script over `link`. `asks` is whether another server sent the request on to this one, because the slot
+    /// moves here.
     pub(super) async fn invoke(
         &self,
         link: &Arc<Link>,
         script: &ScriptInvocation<'_>,
-    ) -> Result<Value, StoreError> {
+        asks: bool,
+    ) -> Result<Value, RedisError> {
         let mut running = Running { links: self, link, began: self.env.now(), answered: false };
         let mut connection = link.connection.clone();
-        let answer = script.invoke_async::<Value>(&mut connection).await;
+        let answer = match asks {
+            false => script.invoke_async::<Value>(&mut connection).await,
+            true => asked(&mut connection, script).await,
+        };
         running.answered = true;
         link.unanswered().take();
-        answer.map_err(|error| {
-            if errors::is_of_this_server(&error) {
+        answer.inspect_err(|error| {
+            if errors::is_of_this_server(error) {
                 self.give_up(link);
             }
-            errors::of_request(&error)
         })
     }
+}
+
+/// Sends a script with the command that lets the server run it before it has the whole slot. Sends both at once, because
+/// the command is for the next one on the connection.
+async fn asked(
+    connection: &mut MultiplexedConnection,
+    script: &ScriptInvocation<'_>,
+) -> Result<Value, RedisError> {
+    script.load_async(connection).await?;
+    let (answer,) =
+        redis::pipe().cmd("ASKING").ignore().invoke_script(script).query_async(connection).await?;
+    Ok(answer)
 }
 
 /// A script that waits for its response.

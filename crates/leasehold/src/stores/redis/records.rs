@@ -1,20 +1,22 @@
-//! The records of one database.
+//! The records of one database or cluster.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
-use redis::{Script, ScriptInvocation, Value};
+use redis::{FromRedisValue, Script, ScriptInvocation, Value};
 
 use super::POLL_INTERVAL;
 use super::answer::{Answer, text, unreadable};
 use super::config::Location;
 use super::connect::Connector;
-use super::link::Link;
-use super::links::Links;
+use super::errors;
+use super::link::Vouched;
 use super::scripts::Scripts;
 use super::server::ServerInfo;
+use super::shards::{Shard, Shards};
+use super::slots::{Slots, beside};
 use crate::clock::{StoreTime, micros};
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
@@ -27,13 +29,23 @@ use crate::protocol::rules::{recorded, unseen_grant};
 use crate::register::{Precondition, Version};
 use crate::stores::columns::Columns;
 use crate::stores::grace;
+use crate::stores::hosts::Host;
 use crate::stores::notifications::until_first;
 use crate::stores::pages::{self, Page};
 use crate::types::LockName;
 use crate::worker::OnWorker;
 
+/// How many times a request is sent on to another server, or repeated because a shard has a new primary.
+const MOST_HOPS: usize = 2;
+
+/// The end of the key of a record.
+pub(super) const RECORD: &str = "//leasehold";
+
+/// The key of the record of a server, after the prefix.
+const EPOCH: &str = "//leasehold/epoch";
+
 /// The number of names in a page.
-const PAGE: usize = 1_000;
+pub(super) const PAGE: usize = 1_000;
 
 /// The longest time to live of a string, so that its end is a time that Redis accepts.
 const LONGEST_STRING: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
@@ -41,11 +53,11 @@ const LONGEST_STRING: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 /// The version of any free record that no other claim awaits.
 const ANY_FREE: &str = "*";
 
-/// The records of one database. The store's thread drives the connection, so that it does not depend on the runtime of a
-/// caller.
+/// The records of one database or cluster. The store's thread drives the connections, so that they do not depend on the
+/// runtime of a caller.
 #[derive(Debug)]
 pub(super) struct RedisRecords {
-    worker: OnWorker<Arc<Links>>,
+    worker: OnWorker<Arc<Shards>>,
     scripts: Scripts,
     pub(super) env: Env,
     /// How far the server's clock may be set ahead without ending a lease early.
@@ -56,36 +68,48 @@ impl RedisRecords {
     /// Starts the store's thread. Sends no request.
     pub(super) async fn open(location: Location, env: Env, margin: Duration) -> Result<Self, Error> {
         let own_env = env.clone();
-        let connect = move || Ok(Arc::new(Links::new(Connector::to(location)?, own_env)));
+        let connect = move || Ok(Arc::new(Shards::new(Connector::to(location)?, own_env)));
         let worker = OnWorker::open("Redis", connect).await?;
         Ok(Self { worker, scripts: Scripts::new(), env, margin })
     }
 
-    pub(super) fn links(&self) -> &Links {
+    pub(super) fn shards(&self) -> &Shards {
         &self.worker.leases
     }
 
-    /// Returns the connection to the primary, and opens it if necessary.
-    pub(super) async fn link(&self) -> Result<Arc<Link>, StoreError> {
-        match self.links().opened() {
-            Some(link) => Ok(link),
-            None => self.worker.run(|links| async move { links.link().await }).await?,
-        }
+    /// Returns the shard that has `key`, and connects to it if necessary.
+    pub(super) async fn shard(&self, key: &str) -> Result<Shard, StoreError> {
+        let Some(shard) = self.shards().opened(key) else {
+            let key = key.to_owned();
+            return self.worker.run(|shards| async move { shards.shard(&key).await }).await?;
+        };
+        Ok(shard)
+    }
+
+    /// Connects to the shard whose primary is `host`.
+    pub(super) async fn shard_at(&self, host: &Host, asks: bool) -> Result<Shard, StoreError> {
+        let host = host.clone();
+        self.worker.run(|shards| async move { shards.shard_at(Some(&host), asks).await }).await?
+    }
+
+    /// Returns the slots of the cluster.
+    pub(super) async fn slots(&self) -> Result<Arc<Slots>, StoreError> {
+        self.worker.run(|shards| async move { shards.slots().await }).await?
     }
 }
 
 impl Drop for RedisRecords {
     fn drop(&mut self) {
-        let links = self.worker.leases.clone();
-        self.worker.finish(async move { links.close() });
+        let shards = self.worker.leases.clone();
+        self.worker.finish(async move { shards.close() });
     }
 }
 
 #[async_trait]
 impl Records for RedisRecords {
     async fn read(&self, name: &LockName) -> Result<Option<Found>, StoreError> {
-        let answer = self.ask(&self.about(&self.scripts.read, name)).await?;
-        answer.found(&self.record_of(name)).map_err(Fault::not_applied)
+        let (_, answer) = self.ask(name, &self.scripts.read, false, |_, _| Ok(())).await?;
+        answer.found(&self.record_of(name)?).map_err(Fault::not_applied)
     }
 
     async fn write(
@@ -131,22 +155,29 @@ impl Records for RedisRecords {
         most_ms: u64,
     ) -> Result<Option<Found>, StoreError> {
         let entry = waiter.to_json().map_err(Fault::not_applied)?;
-        let mut script = self.about(&self.scripts.join, name);
-        script.arg(waiter.claim.to_string()).arg(waiter.polls_ms).arg(most_ms).arg(entry);
-        self.ask(&script).await?.found(&self.record_of(name)).map_err(Fault::maybe_applied)
+        let arguments = |_: &Shard, script: &mut ScriptInvocation<'_>| {
+            script.arg(waiter.claim.to_string()).arg(waiter.polls_ms).arg(most_ms).arg(&entry);
+            Ok(())
+        };
+        let (_, answer) = self.ask(name, &self.scripts.join, false, arguments).await?;
+        answer.found(&self.record_of(name)?).map_err(Fault::maybe_applied)
     }
 
     async fn leave(&self, name: &LockName, claim: Id) -> Result<(), StoreError> {
-        let mut script = self.about(&self.scripts.leave, name);
-        script.arg(claim.to_string());
-        self.ask(&script).await.map(drop)
+        let arguments = |_: &Shard, script: &mut ScriptInvocation<'_>| {
+            script.arg(claim.to_string());
+            Ok(())
+        };
+        self.ask(name, &self.scripts.leave, false, arguments).await.map(drop)
     }
 
     async fn freed(&self, name: &LockName, claim: Option<Id>) {
         let Some(claim) = claim else { return std::future::pending().await };
         // Registers before the read, so that no call is missed.
-        let call = self.links().calls.expect(claim);
-        let _ = self.worker.run(|links| async move { links.listen() }).await;
+        let call = self.shards().calls.expect(claim);
+        let key = self.lock(name.as_str());
+        let listen = |shard: Shard| shard.links.listen();
+        let _ = self.worker.run(|shards| async move { shards.opened(&key).map(listen) }).await;
         until_first(self, name, claim, call, true).await;
     }
 
@@ -155,14 +186,20 @@ impl Records for RedisRecords {
     }
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
+        if self.shards().location().cluster {
+            return self.scan(prefix);
+        }
         let fetch = async |prefix: String, from| self.page(&prefix, from).await;
         pages::lock_names(&self.env, prefix, fetch, || unreadable().not_applied())
     }
 
     async fn discard(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
-        let mut script = self.about(&self.scripts.discard, name);
-        script.arg(version.as_str()).arg(name.as_str());
-        Ok(self.ask(&script).await?.outcome == "done")
+        let arguments = |_: &Shard, script: &mut ScriptInvocation<'_>| {
+            script.arg(version.as_str()).arg(name.as_str());
+            Ok(())
+        };
+        let (_, answer) = self.ask(name, &self.scripts.discard, false, arguments).await?;
+        Ok(answer.outcome == "done")
     }
 
     async fn examine(&self, examination: &Examination) -> Examined {
@@ -171,7 +208,7 @@ impl Records for RedisRecords {
 
     /// Connects, so that the server's time is known.
     async fn prepare(&self) -> Result<(), StoreError> {
-        if self.store_time().is_some() { Ok(()) } else { self.link().await.map(drop) }
+        if self.store_time().is_some() { Ok(()) } else { self.shard("").await.map(drop) }
     }
 
     /// Succeeds without a check, because a Redis server runs one script at a time.
@@ -184,7 +221,7 @@ impl Records for RedisRecords {
     }
 
     fn store_time(&self) -> Option<StoreTime> {
-        self.links().clock.bounds(self.env.now())
+        self.shards().time()
     }
 
     fn env(&self) -> &Env {
@@ -210,13 +247,17 @@ fn expected(precondition: Precondition<'_>) -> &str {
 
 impl RedisRecords {
     /// Returns the key of the string that other clients use too.
-    fn lock(&self, name: &str) -> String {
-        format!("{}{name}", self.links().connector.location.prefix)
+    pub(super) fn lock(&self, name: &str) -> String {
+        format!("{}{name}", self.shards().location().prefix)
     }
 
-    /// Returns the key of the record.
-    fn record_of(&self, name: &LockName) -> String {
-        format!("{}//leasehold", self.lock(name.as_str()))
+    /// Returns the key of the record. In a cluster, it has the slot of the string.
+    pub(super) fn record_of(&self, name: &LockName) -> Result<String, StoreError> {
+        let lock = self.lock(name.as_str());
+        match self.shards().location().cluster {
+            true => beside(&lock, RECORD).ok_or_else(|| errors::braces(&lock).not_applied()),
+            false => Ok(lock + RECORD),
+        }
     }
 
     /// Returns the key of the set with the names of all locks with this prefix.
@@ -224,27 +265,67 @@ impl RedisRecords {
         self.lock("//leasehold/names")
     }
 
-    /// Prepares a script for the lock `name`.
-    fn about<'a>(&self, script: &'a Script, name: &LockName) -> ScriptInvocation<'a> {
-        let mut invocation = script.prepare_invoke();
-        invocation
-            .key(self.lock(name.as_str()))
-            .key(self.record_of(name))
-            .key(self.lock("//leasehold/epoch"))
-            .key(self.names_key());
-        invocation
+    /// Runs a script for the lock `name`, with the arguments for the shard that gets it. If the shard sends the request
+    /// on to another one, or has a new primary since it was asked, it has not run it, and the request is repeated.
+    async fn ask<A>(
+        &self,
+        name: &LockName,
+        script: &Script,
+        grants: bool,
+        arguments: A,
+    ) -> Result<(Shard, Answer), StoreError>
+    where
+        A: Fn(&Shard, &mut ScriptInvocation<'_>) -> Result<(), StoreError> + Send + Sync,
+    {
+        let (lock, record) = (self.lock(name.as_str()), self.record_of(name)?);
+        let location = self.shards().location();
+        let mut shard = self.shard(&lock).await?;
+        let mut hops = 0..MOST_HOPS;
+        loop {
+            if grants && location.cluster && !location.failover_grace.is_zero() {
+                self.vouch(&shard).await?;
+            }
+            let mut invocation = script.prepare_invoke();
+            invocation.key(&lock).key(&record);
+            if !location.cluster {
+                invocation.key(self.lock(EPOCH)).key(self.names_key());
+            }
+            arguments(&shard, &mut invocation)?;
+            let sent = self.env.now();
+            let may_repeat = hops.next().is_some();
+            match self.shards().invoke(&shard, &invocation).await {
+                Ok(answer) => {
+                    let answer = Answer::of(answer)?;
+                    shard.links.note_clock(answer.now_us, sent);
+                    if answer.outcome != "replaced" || !may_repeat {
+                        return Ok((shard, answer));
+                    }
+                    shard.link.vouched().take();
+                }
+                Err(error) => match shard.redirect().filter(|_| may_repeat) {
+                    Some((host, asks)) => shard = self.shard_at(&host, asks).await?,
+                    None => return Err(error),
+                },
+            }
+        }
     }
 
-    async fn asked(&self, link: &Arc<Link>, script: &ScriptInvocation<'_>) -> Result<Answer, StoreError> {
-        let sent = self.env.now();
-        let answer = Answer::of(self.links().invoke(link, script).await?)?;
-        self.links().note_clock(answer.now_us, sent);
-        Ok(answer)
-    }
-
-    async fn ask(&self, script: &ScriptInvocation<'_>) -> Result<Answer, StoreError> {
-        let link = self.link().await?;
-        self.asked(&link, script).await
+    /// Asks the primary of `shard` which server it is, and when its grace is over.
+    async fn vouch(&self, shard: &Shard) -> Result<(), StoreError> {
+        if shard.link.vouched().is_some() {
+            return Ok(());
+        }
+        let location = self.shards().location();
+        let key = self.slots().await?.key_at(&shard.link.host, &location.prefix, EPOCH);
+        let mut script = self.scripts.epoch.prepare_invoke();
+        script.key(key).arg(micros(location.failover_grace));
+        let answer = self.shards().invoke(shard, &script).await;
+        // The key may be in another slot by now, but not the lock.
+        shard.redirect();
+        let (epoch, over_us) =
+            FromRedisValue::from_redis_value(answer?).map_err(|_| unreadable().maybe_applied())?;
+        *shard.link.vouched() = Some(Vouched { epoch, over_us });
+        Ok(())
     }
 
     /// Checks that a lease of `span` ends within the failover grace. If the server has replicas, it may renew leases
@@ -256,7 +337,7 @@ impl RedisRecords {
         with_replicas: bool,
     ) -> Result<(), StoreError> {
         let lag = if with_replicas { server.lag() } else { Duration::ZERO };
-        grace::check(self.links().connector.location.failover_grace, span, lag)
+        grace::check(self.shards().location().failover_grace, span, lag)
     }
 
     /// Writes `record` over the version `expect`. `token` is its token, or how many tokens it gets over any free record.
@@ -271,40 +352,47 @@ impl RedisRecords {
     ) -> Result<Written, StoreError> {
         let began = self.env.now();
         let fields = Columns::of(record, before).map_err(Fault::not_applied)?;
-        let link = self.link().await?;
         let kept = record.kept_for(self.margin);
-        if change == Change::Grant {
-            self.check_grace(kept, &link.server, link.server.replicas > 0)?;
-        }
-        let location = &self.links().connector.location;
+        let location = self.shards().location();
         let calls = change == Change::Free && location.notifies;
-        let now = self.env.now();
-        let left = attempt_limit(record.ttl()).saturating_sub(now.longest_since(began));
-        let too_late = self.links().clock_us(now).saturating_add(micros(left));
         let prolonged = before.filter(|_| change == Change::Renew);
         let prolonged = prolonged.map(|before| micros(before.kept_for(self.margin)).to_string());
-        let mut script = self.about(&self.scripts.write, name);
-        script
-            .arg(expect)
-            .arg(change.as_str())
-            .arg(fields.version.as_str())
-            .arg(record.grant.to_string())
-            .arg(token)
-            .arg(u8::from(fields.is_open))
-            .arg(record.served)
-            .arg(fields.record)
-            .arg(fields.history.unwrap_or_default())
-            .arg(micros(kept.min(LONGEST_STRING)).div_ceil(1_000))
-            .arg(too_late)
-            .arg(micros(location.failover_grace))
-            .arg(micros(kept))
-            .arg(micros(link.server.lag()))
-            .arg(name.as_str())
-            .arg(if calls { location.channel() } else { String::new() })
-            .arg(prolonged.unwrap_or_default())
-            .arg(recorded(record.size).map(|size| size.to_string()).unwrap_or_default());
-        let answer = self.asked(&link, &script).await?;
-        let key = self.record_of(name);
+        let arguments = |shard: &Shard, script: &mut ScriptInvocation<'_>| {
+            let server = &shard.link.server;
+            if change == Change::Grant {
+                self.check_grace(kept, server, server.replicas > 0)?;
+            }
+            let now = self.env.now();
+            let left = attempt_limit(record.ttl()).saturating_sub(now.longest_since(began));
+            let too_late = shard.links.clock_us(now).saturating_add(micros(left));
+            let vouched = shard.link.vouched().clone();
+            script
+                .arg(expect)
+                .arg(change.as_str())
+                .arg(fields.version.as_str())
+                .arg(record.grant.to_string())
+                .arg(token)
+                .arg(u8::from(fields.is_open))
+                .arg(record.served)
+                .arg(&fields.record)
+                .arg(fields.history.as_deref().unwrap_or_default())
+                .arg(micros(kept.min(LONGEST_STRING)).div_ceil(1_000))
+                .arg(too_late)
+                .arg(micros(location.failover_grace))
+                .arg(micros(kept))
+                .arg(micros(server.lag()))
+                .arg(name.as_str())
+                .arg(if calls { location.channel() } else { String::new() })
+                .arg(prolonged.as_deref().unwrap_or_default())
+                .arg(recorded(record.size).map(|size| size.to_string()).unwrap_or_default());
+            if let Some(Vouched { epoch, over_us }) = vouched {
+                script.arg(epoch).arg(over_us);
+            }
+            Ok(())
+        };
+        let is_grant = change == Change::Grant;
+        let (shard, answer) = self.ask(name, &self.scripts.write, is_grant, arguments).await?;
+        let key = self.record_of(name)?;
         match answer.outcome.as_str() {
             "done" if expect == ANY_FREE => {
                 // If the record cannot be read, the lock is granted nevertheless.
@@ -323,9 +411,10 @@ impl RedisRecords {
                 Ok(Written::Withheld(Box::new(grace::withheld("Redis", left))))
             }
             "outlasts" => {
-                self.check_grace(kept, &link.server, true)?;
+                self.check_grace(kept, &shard.link.server, true)?;
                 Ok(Written::Conflict(Refusal::Unexplained))
             }
+            "replaced" => Ok(Written::Conflict(Refusal::Unexplained)),
             _ => Ok(Written::Conflict(match answer.found(&key).map_err(Fault::not_applied)? {
                 Some(found) => Refusal::Found(found),
                 None => Refusal::Absent,
@@ -347,8 +436,8 @@ impl RedisRecords {
 
     /// Returns the two parts of the response to a script that changes nothing.
     async fn parts(&self, script: &ScriptInvocation<'_>) -> Result<[Value; 2], StoreError> {
-        let link = self.link().await?;
-        match self.links().invoke(&link, script).await? {
+        let shard = self.shard("").await?;
+        match self.shards().invoke(&shard, script).await? {
             Value::Array(parts) => parts.try_into().map_err(|_| unreadable().not_applied()),
             _ => Err(unreadable().not_applied()),
         }

@@ -3,6 +3,8 @@
 //!
 //! A lock has two keys. The first is a string with a time to live, like the one that other clients set. Its value is
 //! the grant's id. The second key is a hash, the record. A string of another client excludes leasehold.
+//!
+//! Without a cluster, a third key is the record of the server, and a fourth the set of the names of all locks.
 
 use redis::Script;
 
@@ -14,12 +16,17 @@ use crate::stores::notifications::CALLED_BY;
 pub(super) const FIELDS: [&str; 10] =
     ["version", "grant", "token", "open", "served", "at", "record", "history", "line", "size"];
 
-/// The beginning of every script for a record. `KEYS[1]` is the string, `KEYS[2]` the record. Lua's numbers are doubles,
-/// which `tostring` rounds to 14 digits, so the scripts format them with `text`.
-const BEGIN: &str = r"
+/// Reads the clock. Lua's numbers are doubles, which `tostring` rounds to 14 digits, so the scripts format them with
+/// `text`.
+const CLOCK: &str = r"
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local function text(number) return string.format('%.0f', number) end
+";
+
+/// The beginning of every script for a record. `KEYS[1]` is the string, `KEYS[2]` the record. In a cluster, these are the
+/// only keys.
+const BEGIN: &str = r"
 local version, grant, last, open, served, at, _, history, line, size = unpack(redis.call('HMGET', KEYS[2], unpack(FIELDS)))
 served = tonumber(served) or 0
 local kind = redis.call('TYPE', KEYS[1]).ok
@@ -49,13 +56,50 @@ end
 local function found(outcome, detail) return answer(outcome, detail, redis.call('HMGET', KEYS[2], unpack(FIELDS))) end
 ";
 
+/// `identity` returns the server's run, and which server it is since which promotion. `over` also returns the time at
+/// which the grace is over. Its `key` is the record of the server.
+///
+/// After a restart or a promotion, the server grants nothing during the failover grace, because it may have lost grants.
+const GRACE: &str = r"
+local function identity(replication, server)
+    local run = string.match(server, 'run_id:(%x+)') or ''
+    return run, run .. ' ' .. (string.match(replication, 'master_replid:(%x+)') or '')
+end
+local function over(key, grace, replication, server)
+    local run, epoch = identity(replication, server)
+    local known = redis.call('HMGET', key, 'epoch', 'since', 'grace')
+    local since, was_primary = tonumber(known[2]), string.find(replication, 'master_replid2:0+\r')
+    grace = math.max(grace, tonumber(known[3]) or 0)
+    -- A time ahead of the clock was recorded before the clock was set back.
+    if known[1] ~= epoch or not since or since > now or tonumber(known[3]) ~= grace then
+        if not known[1] or not since then
+            -- The server has no record yet. By default, `was_primary` is false for an hour after a promotion.
+            -- The uptime in whole seconds can be up to a second too long.
+            local uptime = (tonumber(string.match(server, 'uptime_in_seconds:(-?%d+)')) or 0) - 1
+            since = now - (was_primary and math.max(0, math.min(uptime, 3600)) or 0) * 1000000
+        elseif since > now or known[1] ~= epoch and not (was_primary and string.sub(known[1], 1, #run) == run) then
+            since = now
+        end
+        redis.call('HSET', key, 'epoch', epoch, 'since', text(since), 'grace', text(grace))
+    end
+    return epoch, since + grace
+end
+";
+
+/// For a cluster, where a script cannot access the record of the server together with a lock: asks for it alone.
+/// `KEYS[1]` the record of the server. `ARGV`: 1 the failover grace.
+const EPOCH: &str = r"
+local epoch, ends = over(KEYS[1], tonumber(ARGV[1]), redis.call('INFO', 'replication'), redis.call('INFO', 'server'))
+return {epoch, text(ends)}
+";
+
 /// Returns the reason why a lock may not be granted or renewed, because of a failover, or nothing. `KEYS[3]` the record
-/// of the server.
+/// of the server. In a cluster, `ARGV[19]` and `ARGV[20]` are what `EPOCH` returned, which is still true if the server is
+/// the same.
 ///
 /// A primary that is cut off from its replicas accepts writes until they have lagged for `min-replicas-max-lag`, which
 /// may be changed at any time. The failover grace of another primary must be longer than the lag and the lease together.
-/// The lag counts 2 s more, because it is in whole seconds, and the server judges it once a second. After a restart or a
-/// promotion, the server grants nothing during the failover grace, because it may have lost grants.
+/// The lag counts 2 s more, because it is in whole seconds, and the server judges it once a second.
 const FAILOVER: &str = r"
 local function failover(is_grant, grace, lease, most_lag)
     if grace == 0 then return end
@@ -69,28 +113,16 @@ local function failover(is_grant, grace, lease, most_lag)
         return redis.error_reply('NOREPLICAS a replica has not acknowledged writes for ' .. math.max(0, lag) .. ' s')
     end
     if not is_grant then return end
-    local server = redis.call('INFO', 'server')
-    local run = string.match(server, 'run_id:(%x+)') or ''
-    local epoch = run .. ' ' .. (string.match(replication, 'master_replid:(%x+)') or '')
-    local known = redis.call('HMGET', KEYS[3], 'epoch', 'since', 'grace')
-    local since, was_primary = tonumber(known[2]), string.find(replication, 'master_replid2:0+\r')
     -- The replicas may have connected after the client did.
     local replicas = tonumber(string.match(replication, 'connected_slaves:(%d+)')) or 0
     if replicas > 0 and lease + most_lag > grace then return answer('outlasts') end
-    grace = math.max(grace, tonumber(known[3]) or 0)
-    -- A time ahead of the clock was recorded before the clock was set back.
-    if known[1] ~= epoch or not since or since > now or tonumber(known[3]) ~= grace then
-        if not known[1] or not since then
-            -- The server has no record yet. By default, `was_primary` is false for an hour after a promotion.
-            -- The uptime in whole seconds can be up to a second too long.
-            local uptime = (tonumber(string.match(server, 'uptime_in_seconds:(-?%d+)')) or 0) - 1
-            since = now - (was_primary and math.max(0, math.min(uptime, 3600)) or 0) * 1000000
-        elseif since > now or known[1] ~= epoch and not (was_primary and string.sub(known[1], 1, #run) == run) then
-            since = now
-        end
-        redis.call('HSET', KEYS[3], 'epoch', epoch, 'since', text(since), 'grace', text(grace))
+    local server, ends = redis.call('INFO', 'server'), tonumber(ARGV[20])
+    if KEYS[3] then
+        ends = select(2, over(KEYS[3], grace, replication, server))
+    elseif select(2, identity(replication, server)) ~= ARGV[19] then
+        return answer('replaced')
     end
-    if since + grace > now then return answer('recovering', text(since + grace - now)) end
+    if ends > now then return answer('recovering', text(ends - now)) end
 end
 ";
 
@@ -101,7 +133,7 @@ end
 /// string in milliseconds; 11 the time from which on a grant or renewal is too late; 12 to 14 the failover grace, the
 /// lease, and for how long a primary that is cut off may continue to write, in microseconds; 15 the name; 16 the channel
 /// for the first waiter or nothing; 17 for a renewal, the lease that it prolongs; 18 the size or
-/// nothing (for `*`, for a record that has none).
+/// nothing (for `*`, for a record that has none); 19 and 20 for [`FAILOVER`].
 ///
 /// A grant or renewal that arrives after its client gave up is too late. So is a renewal after the lease has lapsed,
 /// because another client may have held the lock since. It leaves no trace.
@@ -122,7 +154,7 @@ if not is_right or holds and (foreign or has_lapsed or now >= tonumber(ARGV[11])
 local refused = holds and failover(ARGV[2] == 'grant', tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14]))
 if refused then return refused end
 -- First, because a user without the permission must not change the record.
-if ARGV[2] == 'grant' then redis.call('ZADD', KEYS[4], 0, ARGV[15]) end
+if KEYS[4] and ARGV[2] == 'grant' then redis.call('ZADD', KEYS[4], 0, ARGV[15]) end
 redis.call('HSET', KEYS[2], 'version', ARGV[3], 'grant', ARGV[4], 'token', token, 'open', ARGV[6], 'served', number, 'at', text(now), 'record', ARGV[8])
 if not any or (size or '') == '' then redis.call('HSET', KEYS[2], 'size', ARGV[18]) end
 if ARGV[9] ~= '' then redis.call('HSET', KEYS[2], 'history', ARGV[9]) end
@@ -148,7 +180,7 @@ return found('found')
 const DISCARD: &str = r"
 if version ~= ARGV[1] or first_of(served, grant) or (tonumber(last) or 0) >= now then return answer('refused') end
 redis.call('DEL', KEYS[2])
-redis.call('ZREM', KEYS[4], ARGV[2])
+if KEYS[4] then redis.call('ZREM', KEYS[4], ARGV[2]) end
 return answer('done')
 ";
 
@@ -205,17 +237,19 @@ pub(super) struct Scripts {
     pub(super) join: Script,
     pub(super) leave: Script,
     pub(super) names: Script,
+    pub(super) epoch: Script,
 }
 
 impl Scripts {
     pub(super) fn new() -> Self {
         Self {
-            write: of_a_record(&[FAILOVER, WRITE]),
+            write: of_a_record(&[GRACE, FAILOVER, WRITE]),
             read: of_a_record(&[READ]),
             discard: of_a_record(&[DISCARD]),
             join: of_a_record(&[JOIN]),
             leave: of_a_record(&[LEAVE]),
             names: Script::new(NAMES),
+            epoch: Script::new(&[CLOCK, GRACE, EPOCH].concat()),
         }
     }
 }
@@ -227,5 +261,5 @@ fn of_a_record(parts: &[&str]) -> Script {
         Token::LIMIT,
         LAG_ROUNDING.as_secs(),
     );
-    Script::new(&format!("{constants}{BEGIN}{}", parts.concat()))
+    Script::new(&format!("{constants}{CLOCK}{BEGIN}{}", parts.concat()))
 }

@@ -1,0 +1,210 @@
+//! Redis Clusters of three primaries with a replica each, which a test starts itself.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::process::Command;
+
+use super::{RedisServer, answers, redis_cli, within};
+use crate::launch::Launched;
+
+/// How long a member must not respond until another one may take its place.
+pub(super) const NODE_TIMEOUT_MS: &str = "1000";
+
+const MEMBERS: usize = 6;
+
+/// A cluster on this machine. Its servers are killed when it is dropped.
+#[derive(Debug)]
+pub struct Cluster {
+    members: Vec<Launched>,
+}
+
+impl Cluster {
+    /// Starts a cluster of servers of `kind`, with their data below `folder`.
+    ///
+    /// # Errors
+    /// When a server does not start.
+    pub async fn start(kind: &'static RedisServer, folder: &Path) -> io::Result<Self> {
+        let mut members = Vec::new();
+        for n in 0..MEMBERS {
+            let own = folder.join(format!("member-{n}"));
+            std::fs::create_dir_all(&own)?;
+            members.push(Launched::start(kind, &own).await?);
+        }
+        let mut create = Command::new("redis-cli");
+        create.args(["--cluster", "create"]).args(members.iter().map(Launched::address));
+        create.args(["--cluster-replicas", "1", "--cluster-yes"]);
+        let output = create.kill_on_drop(true).output().await?;
+        if !output.status.success() {
+            return Err(io::Error::other(String::from_utf8_lossy(&output.stdout).into_owned()));
+        }
+        let cluster = Self { members };
+        cluster.until_whole().await;
+        Ok(cluster)
+    }
+
+    /// Waits until all members know three primaries with a replica each, and serve all slots.
+    ///
+    /// # Panics
+    /// When that takes minutes.
+    pub async fn until_whole(&self) {
+        for member in &self.members {
+            answers(member.url(), &["CLUSTER", "INFO"], |info| {
+                info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:6")
+            })
+            .await;
+            answers(member.url(), &["INFO", "replication"], |info| {
+                info.contains("connected_slaves:1") || info.contains("master_link_status:up")
+            })
+            .await;
+        }
+    }
+
+    /// Returns the store URL, without a prefix.
+    pub fn url(&self) -> String {
+        let hosts: Vec<_> = self.members.iter().map(Launched::address).collect();
+        format!("redis://{}/?cluster=on", hosts.join(","))
+    }
+
+    /// Returns the members.
+    pub fn members(&self) -> &[Launched] {
+        &self.members
+    }
+
+    /// Returns the slot of `key`.
+    ///
+    /// # Panics
+    /// When no member runs.
+    pub async fn slot_of(&self, key: &str) -> u16 {
+        for asked in &self.members {
+            if let Ok(slot) = redis_cli(asked.url(), &["CLUSTER", "KEYSLOT", key]).await.parse() {
+                return slot;
+            }
+        }
+        panic!("no member runs")
+    }
+
+    /// Returns the number of the primary that has `key`, and of its replica, according to the first member that runs
+    /// and knows them.
+    ///
+    /// # Panics
+    /// When that takes minutes.
+    pub async fn pair_of(&self, key: &str) -> (usize, Option<usize>) {
+        let slot = self.slot_of(key).await;
+        within("a primary", async {
+            loop {
+                for asked in &self.members {
+                    let nodes = redis_cli(asked.url(), &["CLUSTER", "NODES"]).await;
+                    if let Some(primary) = self.primary_in(&nodes, slot) {
+                        let id = self.id_of(primary).await;
+                        let replica = nodes.lines().find(|line| line.contains(&format!(" {id} ")));
+                        return (primary, replica.and_then(|line| self.number_in(line)));
+                    }
+                }
+            }
+        })
+        .await
+    }
+
+    fn number_in(&self, line: &str) -> Option<usize> {
+        self.members.iter().position(|member| line.contains(&format!("{}@", member.address())))
+    }
+
+    fn primary_in(&self, nodes: &str, slot: u16) -> Option<usize> {
+        let has = |range: &str| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            matches!((first.parse(), last.parse()), (Ok(first), Ok(last)) if (first..=last).contains(&slot))
+        };
+        let line = nodes.lines().find(|line| {
+            let words: Vec<_> = line.split(' ').collect();
+            words.get(2).is_some_and(|flags| flags.contains("master") && !flags.contains("fail"))
+                && words.iter().skip(8).any(|range| has(range))
+        })?;
+        self.number_in(line)
+    }
+
+    /// Returns the id of a member.
+    pub async fn id_of(&self, member: usize) -> String {
+        redis_cli(self.members[member].url(), &["CLUSTER", "MYID"]).await
+    }
+
+    /// Stops a member (SIGSTOP) for `duration`.
+    ///
+    /// # Errors
+    /// When it has no process.
+    pub async fn stop(&self, member: usize, duration: Duration) -> io::Result<()> {
+        self.members[member].stop(duration).await
+    }
+
+    /// Kills a member with `kill -9`, and starts it again on the same data after `duration`.
+    ///
+    /// # Errors
+    /// When it does not start again.
+    pub async fn kill(&mut self, member: usize, duration: Duration) -> io::Result<()> {
+        self.members[member].kill(duration).await
+    }
+
+    /// Kills a member with `kill -9`.
+    ///
+    /// # Errors
+    /// When it has no process.
+    pub async fn kill_for_good(&mut self, member: usize) -> io::Result<()> {
+        self.members[member].kill_for_good().await
+    }
+
+    /// Moves a slot with its keys, one key at a time, as `redis-cli --cluster reshard` does.
+    ///
+    /// # Panics
+    /// When a member refuses.
+    pub async fn move_slot(&self, slot: u16, from: usize, to: usize) {
+        let slot = slot.to_string();
+        self.begin_move(&slot, from, to).await;
+        self.move_keys(&slot, from, to).await;
+        self.end_move(&slot, to).await;
+    }
+
+    /// Marks a slot as moving.
+    ///
+    /// # Panics
+    /// When a member refuses.
+    pub async fn begin_move(&self, slot: &str, from: usize, to: usize) {
+        let (source, target) = (self.id_of(from).await, self.id_of(to).await);
+        self.done(to, &["CLUSTER", "SETSLOT", slot, "IMPORTING", &source]).await;
+        self.done(from, &["CLUSTER", "SETSLOT", slot, "MIGRATING", &target]).await;
+    }
+
+    /// Moves the keys of a slot.
+    ///
+    /// # Panics
+    /// When a member refuses.
+    pub async fn move_keys(&self, slot: &str, from: usize, to: usize) {
+        let (host, port) = self.members[to].address().rsplit_once(':').expect("a port");
+        loop {
+            let keys = redis_cli(self.members[from].url(), &["CLUSTER", "GETKEYSINSLOT", slot, "1"]).await;
+            let Some(key) = keys.lines().next().filter(|key| !key.is_empty()) else { return };
+            let answer =
+                redis_cli(self.members[from].url(), &["MIGRATE", host, port, key, "0", "5000"]).await;
+            assert!(["OK", "NOKEY"].contains(&&*answer), "{answer}");
+        }
+    }
+
+    /// Gives a slot to a member.
+    ///
+    /// # Panics
+    /// When a member refuses.
+    pub async fn end_move(&self, slot: &str, to: usize) {
+        let target = self.id_of(to).await;
+        self.done(to, &["CLUSTER", "SETSLOT", slot, "NODE", &target]).await;
+        for member in 0..MEMBERS {
+            let role = redis_cli(self.members[member].url(), &["INFO", "replication"]).await;
+            if member != to && role.contains("role:master") {
+                self.done(member, &["CLUSTER", "SETSLOT", slot, "NODE", &target]).await;
+            }
+        }
+    }
+
+    async fn done(&self, member: usize, command: &[&str]) {
+        assert_eq!(redis_cli(self.members[member].url(), command).await, "OK", "{command:?}");
+    }
+}

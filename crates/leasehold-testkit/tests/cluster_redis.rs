@@ -1,0 +1,248 @@
+//! Redis Clusters whose slots move and whose primaries are killed while locks are held and contended.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use leasehold::clock::{Clock, SystemClock};
+use leasehold::doctor::{CheckStatus, Examination, Finding};
+use leasehold::lease::{AcquireOutcome, LeaseStore, Released, Renewal};
+use leasehold::{ErrorKind, Locker};
+use leasehold_testkit::process::within;
+use leasehold_testkit::servers::{Server, with_option};
+use leasehold_testkit::stores::redis::{Cluster, RedisServer, record, redis_cli};
+
+use crate::leases::{claim_of, granted_to, open, refused_to};
+use crate::workers;
+
+const TTL: Duration = Duration::from_secs(5);
+
+async fn cluster(folder: &Path) -> Cluster {
+    Cluster::start(&RedisServer::MEMBER, folder).await.unwrap()
+}
+
+fn url(cluster: &Cluster, options: &str) -> String {
+    with_option(&with_option(&cluster.url(), "prefix=locks/&margin=0s"), options)
+}
+
+/// Returns a lock for which this is the primary.
+async fn lock_at(cluster: &Cluster, primary: usize) -> String {
+    for n in 0.. {
+        let name = format!("lock-{n}");
+        if cluster.pair_of(&format!("locks/{name}")).await.0 == primary {
+            return name;
+        }
+    }
+    unreachable!()
+}
+
+async fn try_lock(store: &dyn LeaseStore, name: &str) -> AcquireOutcome {
+    store.try_acquire(&claim_of(store, name, TTL)).await.unwrap()
+}
+
+fn is_withheld(outcome: &AcquireOutcome) -> bool {
+    matches!(outcome, AcquireOutcome::Held(held) if held.to_string().contains("failover_grace"))
+}
+
+/// 16 processes count under one lock while its slot moves to another primary and back, again and again.
+#[tokio::test]
+async fn a_counter_stays_exact_while_its_slot_moves() {
+    let (folder, counters) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let cluster = cluster(folder.path()).await;
+    let slot = cluster.slot_of("locks/counter-0").await;
+    let (home, _) = cluster.pair_of("locks/counter-0").await;
+    let (other, _) = cluster.pair_of(&format!("locks/{}", lock_at(&cluster, (home + 1) % 3).await)).await;
+    let counting = AtomicBool::new(true);
+    let count = async {
+        workers::count_exactly(&url(&cluster, "failover_grace=0s"), counters.path()).await;
+        counting.store(false, Ordering::Relaxed);
+    };
+    let moving = async {
+        let mut moves = 0;
+        while counting.load(Ordering::Relaxed) {
+            cluster.move_slot(slot, home, other).await;
+            cluster.move_slot(slot, other, home).await;
+            moves += 2;
+        }
+        assert!(moves > 10, "the slot moved only {moves} times");
+    };
+    tokio::join!(count, moving);
+}
+
+/// 16 processes count under one lock while its primary is killed and its replica promoted.
+#[tokio::test]
+async fn a_counter_stays_exact_through_a_failover() {
+    let (folder, counters) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut cluster = cluster(folder.path()).await;
+    // The workers' leases of 30 s, and the lag of the replicas.
+    let url = url(&cluster, "failover_grace=45s");
+    let counting = workers::count_exactly(&url, counters.path());
+    let file = counters.path().join("counter-0");
+    let failover = async {
+        within("the first additions", async {
+            while std::fs::read_to_string(&file).is_ok_and(|sum| sum.parse().unwrap_or(0) < 50) {
+                SystemClock.sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await;
+        let (primary, replica) = cluster.pair_of("locks/counter-0").await;
+        cluster.kill(primary, 3 * TTL).await.unwrap();
+        assert_eq!(Some(cluster.pair_of("locks/counter-0").await.0), replica, "it was not promoted");
+    };
+    tokio::join!(counting, failover);
+}
+
+/// The replica that is promoted does not have the latest grant.
+#[tokio::test]
+async fn a_failover_withholds_the_locks_of_its_shard_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut cluster = cluster(folder.path()).await;
+    let (lost, elsewhere) = (lock_at(&cluster, 0).await, lock_at(&cluster, 1).await);
+    // Clusters that have just started grant nothing during the grace.
+    let old = open(&url(&cluster, "failover_grace=0s")).await;
+    let strict = open(&url(&cluster, "failover_grace=20s")).await;
+    within("the end of the first grace", async {
+        for name in [&lost, &elsewhere] {
+            let claim = claim_of(&*strict, name, TTL);
+            let mut grant = loop {
+                match strict.try_acquire(&claim).await.unwrap() {
+                    AcquireOutcome::Granted(grant) => break grant,
+                    AcquireOutcome::Held(held) => strict.turn(&claim, &held).await.unwrap(),
+                    AcquireOutcome::Lost(loss) => panic!("{loss}"),
+                }
+            };
+            strict.release(&mut grant, None).await.unwrap();
+        }
+    })
+    .await;
+    let (primary, replica) = cluster.pair_of(&format!("locks/{lost}")).await;
+    let replica = replica.unwrap();
+    let pid = redis_cli(cluster.members()[replica].url(), &["INFO", "server"]).await;
+    let pid = pid.lines().find_map(|line| line.strip_prefix("process_id:")).unwrap().trim().to_owned();
+    signal(&pid, "STOP").await;
+    // Otherwise, the system would keep the grant for the replica.
+    assert_eq!(
+        redis_cli(cluster.members()[primary].url(), &["CLIENT", "KILL", "TYPE", "replica"]).await,
+        "1"
+    );
+    let mut grant = granted_to(&*old, &claim_of(&*old, &lost, TTL)).await;
+    cluster.kill_for_good(primary).await.unwrap();
+    signal(&pid, "CONT").await;
+    within("the promotion", async { while cluster.pair_of(&format!("locks/{lost}")).await.0 != replica {} })
+        .await;
+    let outcome = try_lock(&*strict, &lost).await;
+    assert!(is_withheld(&outcome), "the lost grant may still be used: {outcome:?}");
+    assert!(matches!(old.renew(&mut grant).await.unwrap(), Renewal::Lost(_)));
+    let AcquireOutcome::Granted(mut grant) = try_lock(&*strict, &elsewhere).await else { panic!("withheld") };
+    strict.release(&mut grant, None).await.unwrap();
+    // The grace is over once for all locks of the shard, for all processes, also for names that are new.
+    within("the end of the grace", async {
+        while is_withheld(&try_lock(&*strict, &lost).await) {
+            SystemClock.sleep(Duration::from_millis(100)).await;
+        }
+    })
+    .await;
+    let newcomer = open(&url(&cluster, "failover_grace=20s")).await;
+    for n in 0..20 {
+        let name = format!("new-{n}");
+        let AcquireOutcome::Granted(mut grant) = try_lock(&*newcomer, &name).await else { panic!("{name}") };
+        newcomer.release(&mut grant, None).await.unwrap();
+    }
+}
+
+async fn signal(pid: &str, signal: &str) {
+    let status = tokio::process::Command::new("kill").args(["-s", signal, pid]).status().await.unwrap();
+    assert!(status.success());
+}
+
+/// A lock that is held, its release and other claims follow the slot. None of the requests is applied twice.
+#[tokio::test]
+async fn requests_follow_a_slot_that_moves() {
+    let folder = tempfile::tempdir().unwrap();
+    let cluster = cluster(folder.path()).await;
+    let url = url(&cluster, "failover_grace=20s");
+    let quick = url.replace("failover_grace=20s", "failover_grace=0s");
+    let (name, key) = ("lock", "locks/lock");
+    let slot = cluster.slot_of(key).await.to_string();
+    let (home, _) = cluster.pair_of(key).await;
+    let (other, _) = cluster.pair_of(&format!("locks/{}", lock_at(&cluster, (home + 1) % 3).await)).await;
+    let (store, second) = (open(&quick).await, open(&quick).await);
+    let mut grant = granted_to(&*store, &claim_of(&*store, name, TTL)).await;
+    refused_to(&*second, &claim_of(&*second, name, TTL)).await;
+    cluster.begin_move(&slot, home, other).await;
+    assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Renewed), "before its keys move");
+    cluster.move_keys(&slot, home, other).await;
+    assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Renewed), "ASK");
+    refused_to(&*second, &claim_of(&*second, name, TTL)).await;
+    assert_eq!(store.release(&mut grant, None).await.unwrap(), Released::Released);
+    cluster.end_move(&slot, other).await;
+    let mut grant = granted_to(&*second, &claim_of(&*second, name, TTL)).await;
+    assert!(matches!(second.renew(&mut grant).await.unwrap(), Renewal::Renewed), "MOVED");
+    refused_to(&*store, &claim_of(&*store, name, TTL)).await;
+    assert_eq!(second.release(&mut grant, None).await.unwrap(), Released::Released);
+    let record = record(&url, key);
+    assert_eq!(redis_cli(cluster.members()[other].url(), &["EXISTS", &record]).await, "1");
+}
+
+#[tokio::test]
+async fn a_lock_is_listed_with_its_odd_braces_or_refused() {
+    let server = Server::REDIS_CLUSTER.url();
+    for (prefix, names) in [("x%7B", vec!["a", "{b}c"]), ("%7Bone%7D/", vec!["a", "}b", "c{d}"])] {
+        let prefix = format!("prefix={prefix}{:x}/", std::process::id());
+        let locker = Locker::open(&with_option(&server, &prefix)).await.unwrap();
+        for name in &names {
+            locker.lock(*name).acquire().await.unwrap().release().await.unwrap();
+        }
+        let mut listed: Vec<_> =
+            futures_util::TryStreamExt::try_collect::<Vec<_>>(locker.list("")).await.unwrap();
+        listed.sort();
+        let mut names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+        names.sort();
+        assert_eq!(listed.iter().map(ToString::to_string).collect::<Vec<_>>(), names);
+    }
+    let locker = Locker::open(&server).await.unwrap();
+    let error = locker.lock("a}b").try_acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error:?}");
+    assert!(error.to_string().contains("`cluster=on`"), "{error}");
+}
+
+#[tokio::test]
+async fn the_option_must_fit_the_server() {
+    let single = with_option(&Server::REDIS.url(), "cluster=on");
+    let member = Server::REDIS_CLUSTER.url().replace("cluster=on&", "");
+    for (url, help) in [(single, "leave out cluster=on"), (member, "add cluster=on")] {
+        let error = Locker::open(&url).await.unwrap().lock("lock").try_acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+        assert!(error.help().iter().any(|line| line.contains(help)), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_doctor_asks_every_shard() {
+    async fn finding(url: &str, check: &str) -> Finding {
+        let locker = Locker::open(url).await.unwrap();
+        let report = locker.examine(&Examination::default()).await;
+        let mut found = report.findings.into_iter().filter(|finding| finding.check == check);
+        found.next().unwrap_or_else(|| panic!("no {check}"))
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut cluster = cluster(folder.path()).await;
+    let url = url(&cluster, "failover_grace=60s");
+    let found = finding(&url, "cluster").await;
+    assert_eq!(found.verdict, CheckStatus::Passed, "{found:?}");
+    let (third, replica) = cluster.pair_of(&format!("locks/{}", lock_at(&cluster, 2).await)).await;
+    redis_cli(cluster.members()[third].url(), &["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await;
+    let found = finding(&url, "eviction").await;
+    assert_eq!(found.verdict, CheckStatus::Warning, "{found:?}");
+    assert!(found.seen.contains(cluster.members()[third].address()), "{found:?}");
+    cluster.kill_for_good(replica.unwrap()).await.unwrap();
+    within("the end of the replica", async {
+        while finding(&url, "cluster").await.verdict == CheckStatus::Passed {}
+    })
+    .await;
+    let found = finding(&url, "cluster").await;
+    assert_eq!(found.verdict, CheckStatus::Warning, "{found:?}");
+    redis_cli(cluster.members()[third].url(), &["CLUSTER", "DELSLOTS", "16000"]).await;
+    let found = finding(&url, "cluster").await;
+    assert_eq!(found.verdict, CheckStatus::Failed, "{found:?}");
+}
