@@ -27,6 +27,8 @@ pub mod http;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 pub mod memory;
+#[cfg(feature = "nats")]
+pub mod nats;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "redis")]
@@ -90,6 +92,8 @@ stores! {
     postgres::Postgres { postgres: shared, postgres_pgbouncer: alone }
     #[cfg(feature = "redis")]
     redis::Redis { redis: shared, redis_valkey: alone }
+    #[cfg(feature = "nats")]
+    nats::Nats { nats: shared }
     memory::Memory { memory: alone }
 }
 

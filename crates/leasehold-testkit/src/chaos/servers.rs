@@ -13,6 +13,7 @@ use super::plan::Kind;
 use crate::launch::{Launch, Launched};
 use crate::proxy::{Harm, Proxy};
 use crate::servers::through;
+use crate::tcp_proxy::{Answers, Wire, harmed};
 
 /// Starts the servers of a scenario, with their data below a folder, and a proxy for each of the given number of
 /// workers.
@@ -123,6 +124,57 @@ impl Servers for Http {
 
     async fn kill(&self, duration: Duration) -> io::Result<()> {
         self.servers.lock().await.take().kill(duration).await
+    }
+}
+
+/// A server that does not speak HTTP, and a wire for each worker.
+#[derive(Debug)]
+pub(crate) struct Wired {
+    server: tokio::sync::Mutex<Launched>,
+    /// The store URL, without a wire.
+    url: String,
+    wires: Vec<Wire>,
+}
+
+impl Wired {
+    /// Starts the server, with its data below `folder`, and the wires.
+    pub(crate) fn start<'a>(
+        launch: &'static dyn Launch,
+        folder: &'a Path,
+        workers: usize,
+    ) -> BoxFuture<'a, io::Result<Box<dyn Servers>>> {
+        Box::pin(async move {
+            let server = Launched::start(launch, folder).await?;
+            let mut wires = Vec::new();
+            for _ in 0..workers {
+                wires.push(Wire::to(server.address()).await);
+            }
+            let url = server.url().to_owned();
+            Ok(Box::new(Self { server: tokio::sync::Mutex::new(server), url, wires }) as _)
+        })
+    }
+}
+
+#[async_trait]
+impl Servers for Wired {
+    fn url(&self, n: usize) -> String {
+        through(&self.url, self.wires[n].address())
+    }
+
+    fn ways(&self) -> &'static [Kind] {
+        Kind::TO_CONNECTIONS
+    }
+
+    fn harm(&self, n: usize, harm: Option<(Kind, Duration)>) {
+        self.wires[n].let_answers(harm.map_or(Answers::Arrive, |(kind, lasts)| harmed(kind, lasts)));
+    }
+
+    async fn stop(&self, duration: Duration) -> io::Result<()> {
+        self.server.lock().await.stop(duration).await
+    }
+
+    async fn kill(&self, duration: Duration) -> io::Result<()> {
+        self.server.lock().await.kill(duration).await
     }
 }
 

@@ -1,4 +1,4 @@
-//! TLS for stores whose client library takes an open connection: PostgreSQL and Redis.
+//! TLS for stores whose client library takes an open connection (PostgreSQL, Redis) or a configuration (NATS).
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 
-use crate::error::Error;
+use crate::error::{Error, Fault, StoreError};
 use crate::stores::hosts::Tls;
 
 /// Returns the TLS configuration of a client for `store`. Blocks, because the files may be on a disk that hangs.
@@ -43,6 +43,23 @@ pub(super) fn client_config(tls: &Tls, store: &str) -> Result<ClientConfig, Erro
             builder.with_client_auth_cert(chain, key).map_err(no_client)
         }
     }
+}
+
+/// Reads files on a thread for blocking work.
+#[allow(dead_code, reason = "PostgreSQL does not need it")]
+pub(super) async fn blocking<T: Send + 'static>(
+    read: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, StoreError> {
+    let read = tokio::task::spawn_blocking(read).await;
+    let read = read.map_err(|_| Fault::unavailable("the program is ending").not_applied())?;
+    read.map_err(|error| {
+        let fault = Fault::new(error.kind(), error.to_string());
+        match error.help().first() {
+            Some(help) => fault.with_help(help),
+            None => fault,
+        }
+        .not_applied()
+    })
 }
 
 fn certificates(file: &str, option: &str) -> Result<Vec<CertificateDer<'static>>, Error> {

@@ -1,0 +1,94 @@
+//! The doctor's checks of the bucket, and its creation.
+
+use serde_json::Value;
+
+use super::Bucketed;
+use super::bucket::{self, Bucket, answer, api};
+use super::keys::Keys;
+use super::link::Links;
+use crate::diagnosis::{Examined, Finding};
+use crate::error::{Fault, StoreError};
+use crate::retry::RetryBudget;
+
+/// How many replicas a new bucket has in a cluster.
+const REPLICAS: u64 = 3;
+
+impl Bucketed {
+    pub(super) async fn examined(&self) -> Examined {
+        let least_permissions = least_permissions(&self.keys);
+        let mut examined = Examined { least_permissions, ..Examined::default() };
+        let asked = self.worker.run(|links| async move {
+            let (link, keys) = (links.connector.connect(&links.env).await?, &links.connector.location.keys);
+            Bucket::ask(&link, keys).await
+        });
+        let budget = RetryBudget::of_question(&self.env);
+        match budget.request(async { asked.await? }).await {
+            Ok(bucket) => {
+                let good = bucket.check().map(|()| "the bucket keeps every key until it is deleted");
+                examined.push(Finding::required("bucket", good));
+                examined.push(durability(bucket.replicas()));
+            }
+            Err(error) => examined.push(Finding::stopped("bucket", &error)),
+        }
+        examined
+    }
+}
+
+fn durability(replicas: i64) -> Finding {
+    const CHECK: &str = "durability";
+    const SYNC: &str = "leasehold cannot read `sync_interval` of the servers: set `jetstream { sync_interval: always }` on each, \
+                        because by default a confirmed write reaches the disk up to two minutes later";
+    match replicas {
+        ..=1 => Finding::warning(
+            CHECK,
+            "one replica: a power failure or a crash of its machine can lose the latest grants, and then two processes hold one lock",
+        )
+        .with_help("use a cluster of three servers: nats stream edit --replicas=3"),
+        2 => Finding::warning(CHECK, "two replicas: no lock can be acquired while one of them is down")
+            .with_help("use three: nats stream edit --replicas=3"),
+        _ => {
+            return Finding::passed(CHECK, format!("{replicas} replicas; {SYNC}"));
+        }
+    }
+    .with_help(SYNC)
+}
+
+fn least_permissions(keys: &Keys) -> Vec<String> {
+    let [info, get] = ["INFO", "MSG.GET"].map(|operation| api(operation, keys));
+    vec![
+        "the minimum that leasehold needs, as permissions of a user of NATS:".to_owned(),
+        format!("publish: {info}, {get}, {}", keys.all()),
+        "subscribe: _INBOX.>".to_owned(),
+        format!("and publish: {} for `leasehold init`", api("CREATE", keys)),
+    ]
+}
+
+impl Links {
+    /// Creates the bucket if it does not exist.
+    pub(super) async fn init(&self) -> Result<(), StoreError> {
+        let keys = &self.connector.location.keys;
+        let link = self.connector.connect(&self.env).await?;
+        let asked =
+            |operation: &str, question: String| link.request(api(operation, keys), None, question.into());
+        // No revision of the bucket repeats one of an earlier bucket of this name: a holder could otherwise renew over
+        // the grant of another client. A bucket gets less than a million writes in each second.
+        let first = self.env.now().wall_us();
+        for replicas in [REPLICAS, 1] {
+            let response = asked("INFO", String::new()).await?;
+            match answer::<Value>(&response.payload, keys).map_err(Fault::not_applied)? {
+                Ok(_) => break,
+                Err(refusal) if refusal.is_missing_bucket() => {}
+                Err(refusal) => return Err(refusal.error(&keys.bucket)),
+            }
+            let settings = bucket::settings(keys, replicas, first).to_string();
+            let response = asked("CREATE", settings).await?;
+            match answer::<Value>(&response.payload, keys).map_err(Fault::maybe_applied)? {
+                Ok(_) => break,
+                // Another process has just created it, or the server is in no cluster.
+                Err(refusal) if refusal.is_existing_bucket() || refusal.has_no_cluster() => {}
+                Err(refusal) => return Err(refusal.error(&keys.bucket)),
+            }
+        }
+        Bucket::ask(&link, keys).await?.check().map_err(Fault::not_applied)
+    }
+}
