@@ -10,13 +10,15 @@ macro_rules! on_storage {
     };
 }
 
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "nats", feature = "postgres", feature = "redis"))]
 #[cfg_attr(not(feature = "chaos"), allow(dead_code, reason = "not every store needs all of it"))]
 mod access;
 #[cfg(feature = "etcd")]
 mod access_etcd;
 #[cfg(feature = "kubernetes")]
 mod access_kubernetes;
+#[cfg(feature = "nats")]
+mod access_nats;
 #[cfg(feature = "postgres")]
 mod access_postgres;
 #[cfg(feature = "redis")]
@@ -98,6 +100,8 @@ mod processes_etcd;
 mod refused;
 #[cfg(feature = "etcd")]
 mod rules_etcd;
+#[cfg(feature = "nats")]
+mod rules_nats;
 #[cfg(feature = "postgres")]
 mod rules_postgres;
 #[cfg(feature = "redis")]
