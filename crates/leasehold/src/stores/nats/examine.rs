@@ -6,8 +6,8 @@ use super::Bucketed;
 use super::bucket::{self, Bucket, answer, api};
 use super::keys::Keys;
 use super::link::Links;
-use crate::diagnosis::{Examined, Finding};
-use crate::error::{Fault, StoreError};
+use crate::diagnosis::{CheckStatus, Examined, Finding};
+use crate::error::{ErrorKind, Fault, StoreError};
 use crate::retry::RetryBudget;
 
 /// How many replicas a new bucket has in a cluster.
@@ -27,6 +27,9 @@ impl Bucketed {
                 let good = bucket.check().map(|()| "the bucket keeps every key until it is deleted");
                 examined.push(Finding::required("bucket", good));
                 examined.push(durability(bucket.replicas()));
+            }
+            Err(error) if error.fault().kind == ErrorKind::Denied => {
+                examined.push(Finding::of_error("permission-bucket", CheckStatus::Failed, &error));
             }
             Err(error) => examined.push(Finding::stopped("bucket", &error)),
         }

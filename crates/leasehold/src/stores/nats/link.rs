@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use async_nats::{Client, Event, HeaderMap, Message, Request};
+use async_nats::{Client, Event, HeaderMap, Message, Request, ServerError};
 use bytes::Bytes;
 use futures_util::future::join;
 use tokio::sync::broadcast::error::RecvError;
@@ -55,7 +55,7 @@ impl Events {
                 self.is_lost.store(true, Ordering::SeqCst);
                 None
             }
-            Event::ServerError(error) => Some(error.to_string()),
+            Event::ServerError(ServerError::Other(text)) => Some(text),
             _ => return,
         };
         // Nobody listens while there is no request.
