@@ -38,6 +38,8 @@ mod budget_redis;
 mod budgets;
 #[cfg(feature = "etcd")]
 mod cluster_etcd;
+#[cfg(feature = "nats")]
+mod cluster_nats;
 mod conformance;
 #[cfg(feature = "gcs")]
 mod credentials_gcs;

@@ -1,5 +1,7 @@
 //! NATS: the server that `./test` starts, with a prefix for each test, and servers that a test starts itself.
 
+mod cluster;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
@@ -12,6 +14,7 @@ use tokio::net::TcpStream;
 use tokio::process::Command;
 use tokio::sync::watch;
 
+pub use self::cluster::Cluster;
 #[cfg(feature = "chaos")]
 use crate::chaos::{plan::Kind as Fault, scenario::Scenario, servers::Wired};
 use crate::conformance::Harness;
@@ -148,32 +151,37 @@ pub async fn create(url: &str, settings: serde_json::Value) -> serde_json::Value
 /// # Panics
 /// When the server does not respond.
 pub async fn ask(url: &str, subject: &str, headers: &str, payload: &str) -> String {
-    let mut stream = connect(url).await;
+    try_ask(url, subject, headers, payload).await.unwrap()
+}
+
+async fn try_ask(url: &str, subject: &str, headers: &str, payload: &str) -> io::Result<String> {
+    let mut stream = connect(url).await?;
     let headers = format!("NATS/1.0\r\n{headers}\r\n");
     let (count, total) = (headers.len(), headers.len() + payload.len());
     let message = format!("SUB answer 1\r\nHPUB {subject} answer {count} {total}\r\n{headers}{payload}\r\n");
-    stream.write_all(message.as_bytes()).await.unwrap();
-    stream.flush().await.unwrap();
+    stream.write_all(message.as_bytes()).await?;
+    stream.flush().await?;
     loop {
         match next(&mut stream).await {
-            Some(Line::Message(_, text)) => return text,
-            Some(Line::Other(text)) if text.starts_with("-ERR") => return text,
+            Some(Line::Message(_, text)) => return Ok(text),
+            Some(Line::Other(text)) if text.starts_with("-ERR") => return Ok(text),
             Some(_) => {}
-            None => panic!("no response to {subject}"),
+            None => return Err(io::Error::other(format!("no response to {subject}"))),
         }
     }
 }
 
-async fn connect(url: &str) -> BufStream<TcpStream> {
+async fn connect(url: &str) -> io::Result<BufStream<TcpStream>> {
     let url = parsed(url);
     let login = match (url.user(), url.password()) {
         (Some(user), Some(password)) => format!(r#","user":"{user}","pass":"{password}""#),
         _ => String::new(),
     };
-    let mut stream = BufStream::new(TcpStream::connect(url.authority().expect("a host")).await.unwrap());
+    let host = url.authority().and_then(|hosts| hosts.split(',').next()).expect("a host");
+    let mut stream = BufStream::new(TcpStream::connect(host).await?);
     let hello = format!("CONNECT {{\"verbose\":false,\"headers\":true,\"no_responders\":true{login}}}\r\n");
-    stream.write_all(hello.as_bytes()).await.unwrap();
-    stream
+    stream.write_all(hello.as_bytes()).await?;
+    Ok(stream)
 }
 
 /// What a server sends.
@@ -215,7 +223,7 @@ impl Traffic {
     /// # Panics
     /// When the server does not respond.
     pub async fn of(url: &str) -> Self {
-        let mut stream = connect(url).await;
+        let mut stream = connect(url).await.unwrap();
         // A server without a cluster passes each request on to its subscribers too.
         stream.write_all(b"SUB $JS.API.> 1\r\nSUB $KV.> 2\r\n").await.unwrap();
         let (from, pings) = split(stream);
