@@ -20,6 +20,8 @@ use leasehold_testkit::stores::nats::{NatsServer, Traffic, api, ask, create, sub
 use leasehold_testkit::tcp_proxy::{Answers, Wire};
 use serde_json::json;
 use tempfile::TempDir;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpListener;
 
 use crate::leases::{claim, granted, granted_to, lock, open, refused, until_renewed};
 
@@ -238,6 +240,25 @@ async fn a_connection_that_does_not_respond_is_replaced() {
     wire.let_answers(Answers::Stopped);
     until_renewed(&guard).await;
     guard.release().await.unwrap();
+}
+
+/// It accepts connections, but JetStream does not respond.
+#[tokio::test]
+async fn a_server_that_is_cut_off_from_its_cluster_is_passed_over() {
+    let fresh = stores::fresh("nats");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let hosts = format!("{},{}", listener.local_addr().unwrap(), fresh.server().address());
+    tokio::spawn(async move {
+        let mut open = Vec::new();
+        while let Ok((mut client, _)) = listener.accept().await {
+            let hello =
+                r#"INFO {"server_id":"x","version":"2.15.3","proto":1,"headers":true,"max_payload":1048576}"#;
+            client.write_all(format!("{hello}\r\nPONG\r\n").as_bytes()).await.unwrap();
+            open.push(client);
+        }
+    });
+    let locker = Locker::open(&through(fresh.url(), hosts)).await.unwrap();
+    within("a grant", locker.lock("lock").acquire()).await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test]

@@ -54,11 +54,15 @@ pub(super) fn answer<T: DeserializeOwned>(payload: &[u8], keys: &Keys) -> Result
     }
 }
 
+/// Asks for the settings of the bucket.
+pub(super) async fn ask(link: &Link, keys: &Keys) -> Result<Bytes, StoreError> {
+    Ok(link.request(api("INFO", keys), None, Bytes::new()).await?.payload)
+}
+
 impl Bucket {
-    /// Asks for the settings of the bucket.
-    pub(super) async fn ask(link: &Link, keys: &Keys) -> Result<Self, StoreError> {
-        let response = link.request(api("INFO", keys), None, Bytes::new()).await?;
-        let bucket: Result<Self, _> = answer(&response.payload, keys).map_err(Fault::not_applied)?;
+    /// Reads the response to [`ask`].
+    pub(super) fn of(payload: &[u8], link: &Link, keys: &Keys) -> Result<Self, StoreError> {
+        let bucket: Result<Self, _> = answer(payload, keys).map_err(Fault::not_applied)?;
         let bucket = bucket.map_err(|refusal| refusal.error(&keys.bucket))?;
         Ok(Self { name: keys.bucket.clone(), server: (link.host.clone(), link.version()), ..bucket })
     }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::ConnectOptions;
+use bytes::Bytes;
 
+use super::bucket;
 use super::config::{Location, Login};
 use super::errors;
 use super::link::{Events, Link};
@@ -15,8 +17,8 @@ use crate::stores::hosts::{Host, none_of};
 use crate::stores::password::Accepted;
 use crate::stores::tls::{blocking, client_config};
 
-/// The time limit of a connection to one server, including the TLS handshake and the login. A lost SYN is sent again
-/// after one second.
+/// The time limit of a connection to one server, including the TLS handshake, the login and the first response. A lost
+/// SYN is sent again after one second.
 const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
 
 /// How to connect to the servers.
@@ -37,14 +39,21 @@ impl Connector {
         Ok(Self { location, accepted: Accepted::default() })
     }
 
-    /// Connects to the first server that accepts.
-    pub(super) async fn connect(&self, env: &Env) -> Result<Link, StoreError> {
+    /// Connects to the first server that responds to a question about the bucket in time. Returns its response too. A
+    /// server that is cut off from its cluster accepts connections, but does not respond.
+    pub(super) async fn connect(&self, env: &Env) -> Result<(Link, Bytes), StoreError> {
         let mut failed = Vec::new();
         for host in &self.location.hosts {
-            match self.connect_to(host, env).await {
-                Ok(link) => {
+            let connecting = async {
+                let link = self.connect_to(host).await?;
+                let answer = bucket::ask(&link, &self.location.keys).await?;
+                Ok((link, answer))
+            };
+            let connected = timeout(&*env.clock, CONNECT_LIMIT, connecting).await;
+            match connected.unwrap_or_else(|| Err(no_response(host))) {
+                Ok(connected) => {
                     self.accepted.note();
-                    return Ok(link);
+                    return Ok(connected);
                 }
                 Err(error) => failed.push(self.accepted.judge(error)),
             }
@@ -52,7 +61,7 @@ impl Connector {
         Err(none_of(failed))
     }
 
-    async fn connect_to(&self, host: &Host, env: &Env) -> Result<Link, StoreError> {
+    async fn connect_to(&self, host: &Host) -> Result<Link, StoreError> {
         let location = self.location.clone();
         let options = blocking(move || options(&location)).await?;
         let events = Arc::<Events>::default();
@@ -62,16 +71,16 @@ impl Connector {
             std::future::ready(())
         });
         let shown = host.to_string();
-        let connecting = options.connect(format!("nats://{shown}"));
-        match timeout(&*env.clock, CONNECT_LIMIT, connecting).await {
-            Some(Ok(client)) => Ok(Link::new(client, events, shown)),
-            Some(Err(error)) => Err(errors::of_connection(&error, &shown).not_applied()),
-            None => Err(Fault::unavailable(format!(
-                "no response from NATS at {shown} within {CONNECT_LIMIT:.1?}"
-            ))
-            .not_applied()),
-        }
+        let client = options.connect(format!("nats://{shown}")).await;
+        let client = client.map_err(|error| errors::of_connection(&error, &shown).not_applied())?;
+        Ok(Link::new(client, events, shown))
     }
+}
+
+fn no_response(host: &Host) -> StoreError {
+    Fault::unavailable(format!("no response from NATS at {host} within {CONNECT_LIMIT:.1?}"))
+        .with_help("is the server running, and has its cluster elected a leader of the bucket?")
+        .not_applied()
 }
 
 /// Returns the options of the client. Reads the files. Blocks.

@@ -18,8 +18,8 @@ impl Bucketed {
         let least_permissions = least_permissions(&self.keys);
         let mut examined = Examined { least_permissions, ..Examined::default() };
         let asked = self.worker.run(|links| async move {
-            let (link, keys) = (links.connector.connect(&links.env).await?, &links.connector.location.keys);
-            Bucket::ask(&link, keys).await
+            let (link, response) = links.connector.connect(&links.env).await?;
+            Bucket::of(&response, &link, &links.connector.location.keys)
         });
         let budget = RetryBudget::of_question(&self.env);
         match budget.request(async { asked.await? }).await {
@@ -70,28 +70,26 @@ impl Links {
     /// Creates the bucket if it does not exist.
     pub(super) async fn init(&self) -> Result<(), StoreError> {
         let keys = &self.connector.location.keys;
-        let link = self.connector.connect(&self.env).await?;
-        let asked =
-            |operation: &str, question: String| link.request(api(operation, keys), None, question.into());
+        let (link, response) = self.connector.connect(&self.env).await?;
         // No revision of the bucket repeats one of an earlier bucket of this name: a holder could otherwise renew over
         // the grant of another client. A bucket gets less than a million writes in each second.
-        let first = self.env.now().wall_us();
+        let revision = self.env.now().wall_us();
+        let mut found = answer::<Value>(&response, keys).map_err(Fault::not_applied)?;
         for replicas in [REPLICAS, 1] {
-            let response = asked("INFO", String::new()).await?;
-            match answer::<Value>(&response.payload, keys).map_err(Fault::not_applied)? {
-                Ok(_) => break,
-                Err(refusal) if refusal.is_missing_bucket() => {}
-                Err(refusal) => return Err(refusal.error(&keys.bucket)),
+            match found {
+                Err(refusal) if refusal.is_missing_bucket() || refusal.has_no_cluster() => {}
+                _ => break,
             }
-            let settings = bucket::settings(keys, replicas, first).to_string();
-            let response = asked("CREATE", settings).await?;
-            match answer::<Value>(&response.payload, keys).map_err(Fault::maybe_applied)? {
-                Ok(_) => break,
-                // Another process has just created it, or the server is in no cluster.
-                Err(refusal) if refusal.is_existing_bucket() || refusal.has_no_cluster() => {}
-                Err(refusal) => return Err(refusal.error(&keys.bucket)),
-            }
+            let settings = bucket::settings(keys, replicas, revision).to_string();
+            let response = link.request(api("CREATE", keys), None, settings.into()).await?;
+            found = answer::<Value>(&response.payload, keys).map_err(Fault::maybe_applied)?;
         }
-        Bucket::ask(&link, keys).await?.check().map_err(Fault::not_applied)
+        match found {
+            // Another process may have just created it.
+            Err(refusal) if !refusal.is_existing_bucket() => return Err(refusal.error(&keys.bucket)),
+            _ => {}
+        }
+        let response = bucket::ask(&link, keys).await?;
+        Bucket::of(&response, &link, keys)?.check().map_err(Fault::not_applied)
     }
 }

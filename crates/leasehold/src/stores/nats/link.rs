@@ -11,7 +11,7 @@ use futures_util::future::join;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, oneshot};
 
-use super::bucket::Bucket;
+use super::bucket::{self, Bucket};
 use super::connect::Connector;
 use super::errors;
 use crate::clock::{Moment, StoreClock, timeout};
@@ -155,6 +155,10 @@ impl Links {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn asked(&self) -> MutexGuard<'_, Option<Moment>> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn opened(&self) -> Option<Arc<Link>> {
         self.current().clone().filter(|link| link.is_open())
     }
@@ -180,32 +184,36 @@ impl Links {
     }
 
     async fn connect(&self) -> Result<Arc<Link>, StoreError> {
-        let link = Arc::new(self.connector.connect(&self.env).await?);
-        self.bucket(&link).await?.check().map_err(Fault::not_applied)?;
+        let sent = self.env.now();
+        let (link, response) = self.connector.connect(&self.env).await?;
+        self.note(&link, &response, sent)?;
+        let link = Arc::new(link);
         *self.current() = Some(link.clone());
         Ok(link)
     }
 
-    /// Asks for the settings of the bucket, and notes the time in the response.
-    async fn bucket(&self, link: &Link) -> Result<Bucket, StoreError> {
-        let sent = self.env.now();
-        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(sent);
-        let bucket = Bucket::ask(link, &self.connector.location.keys).await?;
+    /// Notes the time in a response about the bucket, and checks the settings.
+    fn note(&self, link: &Link, response: &[u8], sent: Moment) -> Result<(), StoreError> {
+        let bucket = Bucket::of(response, link, &self.connector.location.keys)?;
         if let Some(us) = bucket.time_us() {
             self.clock.observe(us, RESOLUTION, sent, self.env.now());
+            *self.asked() = Some(sent);
         }
-        Ok(bucket)
+        bucket.check().map_err(Fault::not_applied)
     }
 
     /// Asks for the time again if the latest reading is old. A bucket whose settings have become unsafe is refused from
     /// the next request on.
     async fn refresh(&self, link: &Arc<Link>) {
-        let asked = *self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        if asked.is_some_and(|asked| self.env.now().longest_since(asked) < CLOCK_USED) {
+        let sent = self.env.now();
+        if self.asked().is_some_and(|asked| sent.longest_since(asked) < CLOCK_USED) {
             return;
         }
-        if let Some(Ok(bucket)) = timeout(&*self.env.clock, CLOCK_LIMIT, self.bucket(link)).await
-            && bucket.check().is_err()
+        // Other requests need not ask too.
+        *self.asked() = Some(sent);
+        let asking = bucket::ask(link, &self.connector.location.keys);
+        if let Some(Ok(response)) = timeout(&*self.env.clock, CLOCK_LIMIT, asking).await
+            && self.note(link, &response, sent).is_err()
         {
             self.give_up(link);
         }
