@@ -127,7 +127,12 @@ async fn a_lock_that_was_deleted_or_purged_by_hand_is_lost_and_can_be_granted_ag
         create(&url, json!({ "max_msgs_per_subject": history, "allow_rollup_hdrs": true })).await;
         let (one, two) = (open(&url).await, open(&url).await);
         let mut last = None;
-        for marker in ["KV-Operation: DEL\r\n", "KV-Operation: PURGE\r\nNats-Rollup: sub\r\n", ""] {
+        for marker in [
+            "KV-Operation: DEL\r\n",
+            "KV-Operation: PURGE\r\nNats-Rollup: sub\r\n",
+            "Nats-Marker-Reason: Purge\r\n",
+            "",
+        ] {
             let mut grant = granted(&*one).await;
             assert!(last < Some(grant.token), "{marker:?}");
             if marker.is_empty() {

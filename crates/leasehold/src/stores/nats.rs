@@ -49,9 +49,6 @@ const POLL_INTERVAL: PollInterval =
 /// The header of a write with the revision that the key must have. Zero stands for no message.
 const EXPECTED: &str = "Nats-Expected-Last-Subject-Sequence";
 
-/// The header of a write with the stream that must store it.
-const STREAM: &str = "Nats-Expected-Stream";
-
 /// The header that marks a key as deleted.
 const OPERATION: &str = "KV-Operation";
 
@@ -148,12 +145,13 @@ impl Bucketed {
         let decoded = |text: &str| {
             STANDARD.decode(text).map_err(|_| errors::unreadable(&self.keys.bucket).not_applied())
         };
-        // `KV-Operation: DEL` or `PURGE`, and the marker of a server for messages that it deleted itself.
         let headers = decoded(&message.hdrs)?;
         let headers = String::from_utf8_lossy(&headers);
-        let is_marker = headers.lines().any(|line| {
-            let name = line.split(':').next().unwrap_or("");
-            name.eq_ignore_ascii_case(OPERATION) || name.eq_ignore_ascii_case("Nats-Marker-Reason")
+        let mut headers = headers.lines().filter_map(|line| line.split_once(':'));
+        let is_marker = headers.any(|(name, value)| match name {
+            OPERATION => ["DEL", "PURGE"].contains(&value.trim()),
+            // Of a server that deleted a message itself.
+            _ => name == "Nats-Marker-Reason",
         });
         let value = if is_marker { None } else { Some(Bytes::from(decoded(&message.data)?)) };
         if value.as_ref().is_some_and(|value| value.len() > MAX_VALUE_BYTES) {
@@ -178,7 +176,6 @@ impl Bucketed {
         }
         let mut headers = HeaderMap::new();
         headers.insert(EXPECTED, expected);
-        headers.insert(STREAM, self.keys.stream());
         if let Some(marker) = marker {
             headers.insert(OPERATION, marker);
         }
@@ -231,7 +228,7 @@ impl Register for Bucketed {
 
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
         let written = match expect {
-            Precondition::Version(version) => self.put(key, revision(version)?, None, body.bytes).await?,
+            Precondition::Version(version) => self.put(key, version.as_str(), None, body.bytes).await?,
             Precondition::Absent => match self.put(key, "0", None, body.bytes.clone()).await? {
                 Some(revision) => Some(revision),
                 // The key was deleted, which left a marker, or it exists. The first write certainly had no effect.
@@ -247,7 +244,7 @@ impl Register for Bucketed {
     }
 
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
-        let deleted = self.put(key, revision(version)?, Some("DEL"), Bytes::new()).await?;
+        let deleted = self.put(key, version.as_str(), Some("DEL"), Bytes::new()).await?;
         Ok(if deleted.is_some() { Deleted::Deleted } else { Deleted::Conflict })
     }
 
@@ -295,13 +292,4 @@ impl Register for Bucketed {
 
 fn version(revision: u64) -> Version {
     Version::new(revision.to_string())
-}
-
-/// Returns `version` as a revision. Refuses zero, which would stand for a missing key, and any text that is not a
-/// number.
-fn revision(version: &Version) -> Result<&str, StoreError> {
-    let text = version.as_str();
-    Some(text).filter(|text| text.parse::<u64>().is_ok_and(|revision| revision > 0)).ok_or_else(|| {
-        Fault::new(ErrorKind::Invalid, format!("{text:?} is not the revision of a key in NATS")).not_applied()
-    })
 }
