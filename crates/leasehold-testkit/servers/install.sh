@@ -20,6 +20,7 @@ readonly GO_PROGRAMS=(
     "fake-gcs-server github.com/fsouza/fake-gcs-server v1.56.1"
     "etcd go.etcd.io/etcd/server/v3 v3.7.3"
     "etcdctl go.etcd.io/etcd/etcdctl/v3 v3.7.3"
+    "nats-server github.com/nats-io/nats-server/v2 v2.15.3"
     "helm helm.sh/helm/v3/cmd/helm v3.22.0"
     "gofakes3 github.com/johannesboyne/gofakes3/cmd/gofakes3 v0.0.0-20240701191259-edd0227ffc37" # ignores preconditions
     "actionlint github.com/rhysd/actionlint/cmd/actionlint v1.7.12" # no server: checks the workflows in .github

@@ -17,7 +17,7 @@ start_servers() {
     local server failed=0
     name_programs || failed=1
     for server in moto_s3 moto_dynamodb minio dynamodb_local fake_gcs bad_gcs s3_ignoring s3_racy dynamodb_racy etcd \
-        azurite kube_apiserver mariadb postgresql pgbouncer redis valkey; do
+        azurite kube_apiserver mariadb postgresql pgbouncer redis valkey nats; do
         "start_$server" || failed=1
     done
     return "$failed"
@@ -278,6 +278,15 @@ start_redis_server() {
     at="redis://127.0.0.1:$port?failover_grace=0s"
 }
 
+# Does not wait for the disk, as by default.
+start_nats() {
+    local port
+    port=$(free_port) || return 1
+    start nats "$port" make_nats_bucket "$(go_program nats-server)" -a 127.0.0.1 -p "$port" -js -sd "$scratch/nats" ||
+        return 1
+    export LEASEHOLD_TEST_NATS="nats://127.0.0.1:$port/$STORE"
+}
+
 # Exports the paths of programs that tests run themselves. For example, chaos kills and restarts servers.
 name_programs() {
     local failed=0
@@ -344,6 +353,8 @@ name_servers() {
     LEASEHOLD_TEST_POSTGRES_PROGRAMS=$(postgresql_programs)
     export LEASEHOLD_TEST_MARIADB_SERVER
     LEASEHOLD_TEST_MARIADB_SERVER=$(mariadbd)
+    export LEASEHOLD_TEST_NATS_SERVER
+    LEASEHOLD_TEST_NATS_SERVER=$(go_program nats-server)
     export LEASEHOLD_TEST_REDIS_SERVER LEASEHOLD_TEST_REDIS_SENTINEL LEASEHOLD_TEST_VALKEY_SERVER
     LEASEHOLD_TEST_REDIS_SERVER=$(redis_program redis-server)
     LEASEHOLD_TEST_REDIS_SENTINEL=$(redis_program redis-sentinel)
@@ -403,6 +414,15 @@ postgresql_is_ready() { psql -XAtqc 'SELECT' "postgresql://leasehold@127.0.0.1:$
 mariadb_is_ready() { mariadb --no-defaults -h 127.0.0.1 -P "$1" -u leasehold -e 'SELECT 1' locks >/dev/null 2>&1; }
 
 redis_is_ready() { [[ $(redis-cli -p "$1" ping 2>/dev/null) == PONG ]]; }
+
+# Sends one request in the protocol of NATS, and waits for the response.
+make_nats_bucket() {
+    local settings='{"name":"KV_'$STORE'","subjects":["$KV.'$STORE'.>"],"max_msgs_per_subject":1,"discard":"new","storage":"file"}'
+    {
+        printf 'CONNECT {"verbose":false}\r\nSUB made 1\r\nPUB $JS.API.STREAM.CREATE.KV_%s made %d\r\n%s\r\n' \
+            "$STORE" "${#settings}" "$settings" >&3 && timeout 5 grep -qm1 '"state"' <&3
+    } 2>/dev/null 3<>"/dev/tcp/127.0.0.1/$1"
+}
 
 # aws_request SERVICE URL OPTION...
 aws_request() {

@@ -29,6 +29,8 @@ pub mod kubernetes;
 pub mod memory;
 #[cfg(feature = "mysql")]
 pub mod mysql;
+#[cfg(feature = "nats")]
+pub mod nats;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "redis")]
@@ -94,6 +96,8 @@ stores! {
     postgres::Postgres { postgres: shared, postgres_pgbouncer: alone }
     #[cfg(feature = "redis")]
     redis::Redis { redis: shared, redis_valkey: alone, redis_cluster: shared }
+    #[cfg(feature = "nats")]
+    nats::Nats { nats: shared }
     memory::Memory { memory: alone }
 }
 

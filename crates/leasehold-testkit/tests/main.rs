@@ -10,7 +10,7 @@ macro_rules! on_storage {
     };
 }
 
-#[cfg(any(feature = "etcd", feature = "mysql", feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "mysql", feature = "nats", feature = "postgres", feature = "redis"))]
 #[cfg_attr(not(feature = "chaos"), allow(dead_code, reason = "not every store needs all of it"))]
 mod access;
 #[cfg(feature = "etcd")]
@@ -19,6 +19,8 @@ mod access_etcd;
 mod access_kubernetes;
 #[cfg(feature = "mysql")]
 mod access_mysql;
+#[cfg(feature = "nats")]
+mod access_nats;
 #[cfg(feature = "postgres")]
 mod access_postgres;
 #[cfg(feature = "redis")]
@@ -38,6 +40,8 @@ mod budget_redis;
 mod budgets;
 #[cfg(feature = "etcd")]
 mod cluster_etcd;
+#[cfg(feature = "nats")]
+mod cluster_nats;
 #[cfg(feature = "redis")]
 mod cluster_redis;
 mod conformance;
@@ -109,6 +113,8 @@ mod refused;
 mod rules_etcd;
 #[cfg(feature = "mysql")]
 mod rules_mysql;
+#[cfg(feature = "nats")]
+mod rules_nats;
 #[cfg(feature = "postgres")]
 mod rules_postgres;
 #[cfg(feature = "redis")]

@@ -36,6 +36,8 @@ pub mod kubernetes;
 pub mod memory;
 #[cfg(feature = "mysql")]
 pub mod mysql;
+#[cfg(feature = "nats")]
+pub mod nats;
 #[cfg(any(feature = "_columns", feature = "sqlite"))]
 #[cfg_attr(
     not(feature = "_columns"),
@@ -60,7 +62,7 @@ mod rows;
 pub mod s3;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
-#[cfg(feature = "_columns")]
+#[cfg(feature = "_tls")]
 mod tls;
 #[cfg(all(fuzzing, not(feature = "_network")))]
 #[path = "stores/without_clients.rs"] // Makes rustc look for its modules in `stores/`.
@@ -259,6 +261,16 @@ pub const STORES: &[StoreKind] = &[
         example: "redis://host:6379/0?prefix=locks/",
         feature: Some("redis"),
         open: with_feature!("redis", redis::open),
+        keeps_objects: false,
+        open_object: None,
+    },
+    StoreKind {
+        scheme: "nats",
+        name: "NATS JetStream bucket",
+        can: "fencing tokens, cooldowns, history, waiters in order of arrival",
+        example: "nats://host:4222/bucket?prefix=locks",
+        feature: Some("nats"),
+        open: with_feature!("nats", nats::open),
         keeps_objects: false,
         open_object: None,
     },

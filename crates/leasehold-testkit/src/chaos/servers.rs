@@ -13,6 +13,7 @@ use super::plan::Kind;
 use crate::launch::{Launch, Launched};
 use crate::proxy::{Harm, Proxy};
 use crate::servers::through;
+use crate::tcp_proxy::{Answers, Wire};
 
 /// Starts the servers of a scenario, with their data below a folder, and a proxy for each of the given number of
 /// workers.
@@ -126,6 +127,57 @@ impl Servers for Http {
     }
 }
 
+/// A server that does not speak HTTP, and a wire for each worker.
+#[derive(Debug)]
+pub(crate) struct Wired {
+    server: tokio::sync::Mutex<Launched>,
+    /// The store URL, without a wire.
+    url: String,
+    wires: Vec<Wire>,
+}
+
+impl Wired {
+    /// Starts the server, with its data below `folder`, and the wires.
+    pub(crate) fn start<'a>(
+        launch: &'static dyn Launch,
+        folder: &'a Path,
+        workers: usize,
+    ) -> BoxFuture<'a, io::Result<Box<dyn Servers>>> {
+        Box::pin(async move {
+            let server = Launched::start(launch, folder).await?;
+            let mut wires = Vec::new();
+            for _ in 0..workers {
+                wires.push(Wire::to(server.address()).await);
+            }
+            let url = server.url().to_owned();
+            Ok(Box::new(Self { server: tokio::sync::Mutex::new(server), url, wires }) as _)
+        })
+    }
+}
+
+#[async_trait]
+impl Servers for Wired {
+    fn url(&self, n: usize) -> String {
+        through(&self.url, self.wires[n].address())
+    }
+
+    fn ways(&self) -> &'static [Kind] {
+        Kind::TO_CONNECTIONS
+    }
+
+    fn harm(&self, n: usize, harm: Option<(Kind, Duration)>) {
+        self.wires[n].let_answers(answers(harm));
+    }
+
+    async fn stop(&self, duration: Duration) -> io::Result<()> {
+        self.server.lock().await.stop(duration).await
+    }
+
+    async fn kill(&self, duration: Duration) -> io::Result<()> {
+        self.server.lock().await.kill(duration).await
+    }
+}
+
 /// Returns what the proxy does to each request. A delay is as long as the fault, so some requests arrive after the
 /// lease has ended.
 fn harm_of(kind: Kind, duration: Duration) -> Harm {
@@ -137,5 +189,15 @@ fn harm_of(kind: Kind, duration: Duration) -> Harm {
         Kind::GiveSecondAnswer => Harm::TwiceSecondAnswer,
         Kind::Unavailable => Harm::Status(503),
         _ => Harm::Cut,
+    }
+}
+
+/// Returns what a proxy does to responses during a fault. A delay is as long as the fault.
+pub(crate) fn answers(harm: Option<(Kind, Duration)>) -> Answers {
+    match harm {
+        None => Answers::Arrive,
+        Some((Kind::DelayAnswers, duration)) => Answers::ArriveAfter(duration),
+        Some((Kind::CutHolder, _)) => Answers::Cut,
+        Some(_) => Answers::AreLost,
     }
 }

@@ -1,8 +1,6 @@
 //! Redis and Valkey: the servers that `./test` starts, with a prefix for each test, and servers that a test starts
 //! itself.
 
-#[cfg(feature = "chaos")]
-mod chaos;
 mod cluster;
 #[cfg(feature = "chaos")]
 mod sentinel;
@@ -22,6 +20,7 @@ use tokio::process::Command;
 use crate::chaos::{
     plan::Kind as Fault,
     scenario::{Clocks, Language, Scenario},
+    servers::Wired,
 };
 use crate::conformance::Harness;
 use crate::harness::Fresh;
@@ -106,7 +105,11 @@ impl TestStore for Redis {
         const FAULTS: &[Fault] = &[Fault::StopServer, Fault::KillServer];
         const REDIS: Scenario = Scenario {
             options: "margin=0s&failover_grace=0s",
-            ..Scenario::store("redis", chaos::keeping, FAULTS)
+            ..Scenario::store(
+                "redis",
+                |folder, workers| Wired::start(&RedisServer::KEEPING, folder, workers),
+                FAULTS,
+            )
         };
         // A process and its agent run on one machine, so they have the same boot clock.
         const CLIENTS: Scenario = Scenario { clocks: Clocks::WallOnly, ..REDIS };
@@ -116,7 +119,11 @@ impl TestStore for Redis {
             Scenario { name: "node", language: Language::Node, ..CLIENTS },
             Scenario {
                 options: "margin=0s&failover_grace=3s",
-                ..Scenario::store("redis-forgetting", chaos::forgetting, FAULTS)
+                ..Scenario::store(
+                    "redis-forgetting",
+                    |folder, workers| Wired::start(&RedisServer::FORGETTING, folder, workers),
+                    FAULTS,
+                )
             },
             // Twelve seconds of the grace period are for a primary that was stopped. It renews leases until it notices
             // that it was replaced.

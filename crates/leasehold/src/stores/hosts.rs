@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::Ipv6Addr;
 
 use crate::error::Error;
-#[cfg(feature = "_columns")]
+#[cfg(feature = "_tls")]
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::stores::password::Password;
 use crate::url::{CheckedUrl, is_host_name, is_this_machine};
@@ -146,7 +146,7 @@ fn shown(text: &str) -> String {
 
 /// Returns the error to report if none of the servers could be used. It is permanent only if the error of every server
 /// is permanent.
-#[cfg(feature = "_columns")]
+#[cfg(feature = "_tls")]
 pub(super) fn none_of(failed: Vec<StoreError>) -> StoreError {
     let final_kind = failed.iter().all(|error| !error.is_transient());
     let kind =

@@ -1,4 +1,4 @@
-//! TLS for stores whose clients use rustls: MySQL, PostgreSQL and Redis.
+//! TLS for stores whose clients use rustls: MySQL, NATS, PostgreSQL and Redis.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 
-use crate::error::Error;
+use crate::error::{Error, Fault, StoreError};
 use crate::stores::hosts::Tls;
 
 /// Returns the TLS configuration of a client for `store`. Blocks, because the files may be on a disk that hangs.
@@ -56,6 +56,23 @@ pub(super) fn authorities(tls: &Tls) -> Result<Vec<CertificateDer<'static>>, Err
 pub(super) fn identity(tls: &Tls) -> Result<Option<(Vec<u8>, Vec<u8>)>, Error> {
     let texts = |(certificate, key): &(String, String)| Ok((read(certificate, "cert")?, read(key, "key")?));
     tls.identity.as_ref().map(texts).transpose()
+}
+
+/// Reads files on a thread for blocking work.
+#[allow(dead_code, reason = "PostgreSQL does not need it")]
+pub(super) async fn blocking<T: Send + 'static>(
+    read: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, StoreError> {
+    let read = tokio::task::spawn_blocking(read).await;
+    let read = read.map_err(|_| Fault::unavailable("the program is ending").not_applied())?;
+    read.map_err(|error| {
+        let fault = Fault::new(error.kind(), error.to_string());
+        match error.help().first() {
+            Some(help) => fault.with_help(help),
+            None => fault,
+        }
+        .not_applied()
+    })
 }
 
 fn certificates(file: &str, option: &str) -> Result<Vec<CertificateDer<'static>>, Error> {

@@ -192,6 +192,12 @@ options! {
         "sentinel_password_env": Variable, "none", "variable with the password at the Sentinels", secret;
         "sentinel_password_file": File(&[]), "none", "file with the password at the Sentinels", secret;
     }
+    NATS {
+        "prefix": Text(is_subject_prefix, "at most 250 letters, digits and `-/_=.`, without empty parts", "locks"),
+            "none", "the beginning of the keys of all locks", identity("");
+        "creds_file": File(&[]), "none", "file with a user's JWT and nkey, as nsc writes it", secret;
+        "nkey_file": File(&[]), "none", "file with the seed of a user's nkey", secret;
+    }
     SERVE {
         "token_file": File(&[]), "LEASEHOLD_HTTP_TOKEN", "file that contains the token and nothing else", secret;
     }
@@ -254,6 +260,8 @@ schemes! {
     "redis", hosts(6379, "/0"), None, [REDIS, TLS_ON_DEMAND, TLS, PLAINTEXT, SERVERS_CLOCK, NOTIFIES],
         [("rediss", WITH_TLS), ("valkey", None), ("valkeys", WITH_TLS)], [NO_STORE_CLOCK],
         "a Redis store is redis://user@host:6379/0?prefix=locks/";
+    "nats", hosts(4222, ""), None, [NATS, TLS_ON_DEMAND, TLS, PLAINTEXT, CLOCK], [], [],
+        "a NATS store is nats://host:4222/bucket?prefix=locks, where `bucket` is a key-value bucket of JetStream";
     "https", hosts(443, ""), TOKEN, [SERVE, HTTP, PLAINTEXT, UNUSED_CLOCK], [], [], SERVER;
     "http", hosts(80, ""), TOKEN, [SERVE, HTTP, PLAINTEXT, UNUSED_CLOCK], [], [], SERVER;
     "mem", Location::Name("", |_| true), None, [CLOCK], [], [], "write mem:";
@@ -380,6 +388,12 @@ fn is_mysql_table(text: &str) -> bool {
 /// Only leasehold's own keys contain `//`, so a prefix must not. Even with the longest name, the key is short.
 fn is_key_prefix(text: &str) -> bool {
     text.len() <= 250 && !text.starts_with('/') && !text.contains("//") && !text.chars().any(is_unprintable)
+}
+
+/// The part of a subject before the keys. A subject has no empty tokens.
+fn is_subject_prefix(text: &str) -> bool {
+    let fine = |b: u8| b.is_ascii_alphanumeric() || b"-/_=.".contains(&b);
+    is_key_prefix(text) && text.bytes().all(fine) && !text.split('.').any(str::is_empty)
 }
 
 fn is_master(text: &str) -> bool {

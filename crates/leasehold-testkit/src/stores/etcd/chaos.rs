@@ -11,8 +11,8 @@ use tokio::sync::Mutex;
 
 use super::Cluster;
 use crate::chaos::plan::Kind;
-use crate::chaos::servers::Servers;
-use crate::tcp_proxy::{Answers, Wire, harmed};
+use crate::chaos::servers::{Servers, answers};
+use crate::tcp_proxy::Wire;
 
 /// A cluster, and for each worker a wire to each member.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl Servers for Wired {
     }
 
     fn harm(&self, n: usize, harm: Option<(Kind, Duration)>) {
-        let answers = harm.map_or(Answers::Arrive, |(kind, lasts)| harmed(kind, lasts));
+        let answers = answers(harm);
         self.wires[n].iter().for_each(|wire| wire.let_answers(answers));
     }
 

@@ -11,8 +11,8 @@ use tokio::sync::Mutex;
 
 use super::PostgresServer;
 use crate::chaos::plan::Kind;
-use crate::chaos::servers::Servers;
-use crate::tcp_proxy::{Answers, Wire, harmed};
+use crate::chaos::servers::{Servers, answers};
+use crate::tcp_proxy::Wire;
 
 /// Longer than the lease of a worker.
 const LAG: Duration = Duration::from_millis(2_500);
@@ -81,7 +81,7 @@ impl Servers for Wired {
     }
 
     fn harm(&self, n: usize, harm: Option<(Kind, Duration)>) {
-        self.wires[n].let_answers(harm.map_or(Answers::Arrive, |(kind, lasts)| harmed(kind, lasts)));
+        self.wires[n].let_answers(answers(harm));
     }
 
     async fn stop(&self, duration: Duration) -> io::Result<()> {

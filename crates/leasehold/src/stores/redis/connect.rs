@@ -25,7 +25,7 @@ use crate::stores::certificates;
 use crate::stores::hosts::{Host, none_of};
 use crate::stores::notifications::Calls;
 use crate::stores::password::{Accepted, Password};
-use crate::stores::tls::client_config;
+use crate::stores::tls::{blocking, client_config};
 
 /// The time limit of a connection to one server, including the TLS handshake and the login. A lost SYN is sent again
 /// after one second.
@@ -318,22 +318,6 @@ async fn logging_in(
 fn no_answer(host: &Host, is_tls: bool) -> StoreError {
     let fault = Fault::unavailable(format!("no response from Redis at {host} within {CONNECT_LIMIT:.1?}"));
     fault.with_help(if is_tls { PLAIN } else { ENCRYPTED }).not_applied()
-}
-
-/// Reads files on a thread for blocking work.
-async fn blocking<T: Send + 'static>(
-    read: impl FnOnce() -> Result<T, Error> + Send + 'static,
-) -> Result<T, StoreError> {
-    let read = tokio::task::spawn_blocking(read).await;
-    let read = read.map_err(|_| Fault::unavailable("the program is ending").not_applied())?;
-    read.map_err(|error| {
-        let fault = Fault::new(error.kind(), error.to_string());
-        match error.help().first() {
-            Some(help) => fault.with_help(help),
-            None => fault,
-        }
-        .not_applied()
-    })
 }
 
 #[cfg(test)]

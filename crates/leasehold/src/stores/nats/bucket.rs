@@ -1,0 +1,196 @@
+//! The stream of a bucket: whether its settings keep all locks.
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::errors::{self, Refusal};
+use super::keys::Keys;
+use super::link::Link;
+use crate::error::{ErrorKind, Fault, StoreError};
+
+/// The oldest supported server. The leader of an older cluster can accept two writes that expect the same revision.
+const OLDEST: (u64, u64) = (2, 11);
+
+/// The settings and the state of a stream.
+#[derive(Debug, Deserialize)]
+pub(super) struct Bucket {
+    config: Value,
+    /// The time of the stream's leader.
+    ts: Option<String>,
+    #[serde(default)]
+    state: State,
+    /// How many subjects there are. A response describes only some of them.
+    #[serde(default)]
+    pub(super) total: u64,
+    #[serde(skip)]
+    name: String,
+    /// The server that the client is connected to, and its version.
+    #[serde(skip)]
+    server: (String, String),
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct State {
+    /// The number of messages with each subject.
+    subjects: Option<serde_json::Map<String, Value>>,
+}
+
+/// The subject of a request of JetStream's API.
+pub(super) fn api(operation: &str, keys: &Keys) -> String {
+    format!("$JS.API.STREAM.{operation}.{}", keys.stream())
+}
+
+/// Returns what a response contains, or the error in it.
+pub(super) fn answer<T: DeserializeOwned>(payload: &[u8], keys: &Keys) -> Result<Result<T, Refusal>, Fault> {
+    #[derive(Deserialize)]
+    struct Refused {
+        error: Refusal,
+    }
+    match serde_json::from_slice(payload) {
+        Ok(Refused { error }) => Ok(Err(error)),
+        Err(_) => serde_json::from_slice(payload).map(Ok).map_err(|_| errors::unreadable(&keys.bucket)),
+    }
+}
+
+/// Asks for the settings of the bucket.
+pub(super) async fn ask(link: &Link, keys: &Keys) -> Result<Bytes, StoreError> {
+    Ok(link.request(api("INFO", keys), None, Bytes::new()).await?.payload)
+}
+
+impl Bucket {
+    /// Reads the response to [`ask`].
+    pub(super) fn of(payload: &[u8], link: &Link, keys: &Keys) -> Result<Self, StoreError> {
+        let bucket: Result<Self, _> = answer(payload, keys).map_err(Fault::not_applied)?;
+        let bucket = bucket.map_err(|refusal| refusal.error(&keys.bucket))?;
+        Ok(Self { name: keys.bucket.clone(), server: (link.host.clone(), link.version()), ..bucket })
+    }
+
+    /// Returns the subjects in the response.
+    pub(super) fn subjects(self) -> Vec<String> {
+        self.state.subjects.unwrap_or_default().into_iter().map(|(subject, _)| subject).collect()
+    }
+
+    /// Returns the time in the response, in microseconds since the Unix epoch.
+    pub(super) fn time_us(&self) -> Option<u64> {
+        let time: jiff::Timestamp = self.ts.as_ref()?.parse().ok()?;
+        u64::try_from(time.as_microsecond()).ok()
+    }
+
+    fn number(&self, setting: &str) -> i64 {
+        self.config[setting].as_i64().unwrap_or(0)
+    }
+
+    fn is(&self, setting: &str, value: &str) -> bool {
+        self.config[setting].as_str() == Some(value)
+    }
+
+    pub(super) fn replicas(&self) -> i64 {
+        self.number("num_replicas")
+    }
+
+    /// Fails if the bucket can lose locks, or if the server is too old.
+    pub(super) fn check(&self) -> Result<(), Fault> {
+        let unsupported = |message: String, help: &str| {
+            Err(Fault::new(ErrorKind::Unsupported, message).with_help(help.to_owned()))
+        };
+        let (host, version) = &self.server;
+        let mut numbers = version.split('.').map(|number| number.parse().unwrap_or(0));
+        if (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) < OLDEST {
+            let (major, minor) = OLDEST;
+            return unsupported(
+                format!("the NATS server {host} has version {version}"),
+                &format!("use NATS {major}.{minor} or newer"),
+            );
+        }
+        let config = &self.config;
+        let drops_old = self.is("discard", "old");
+        let flaws = [
+            (self.number("max_age") > 0, "max_age (ttl) deletes locks"),
+            (drops_old && self.number("max_msgs") > 0, "max_msgs with discard=old deletes locks"),
+            (drops_old && self.number("max_bytes") > 0, "max_bytes with discard=old deletes locks"),
+            (!self.is("retention", "limits"), "its retention is not `limits`, so readers delete locks"),
+            (self.is("storage", "memory"), "storage=memory loses all locks when the servers restart"),
+            (self.is("persist_mode", "async"), "persist_mode=async confirms writes that are not stored yet"),
+            (config["no_ack"] == true, "no_ack confirms no write"),
+            (!config["mirror"].is_null(), "it is a mirror, which lags behind its origin"),
+            (
+                config["sources"].as_array().is_some_and(|sources| !sources.is_empty()),
+                "it copies other streams, which change locks without their revision",
+            ),
+            (!config["subject_transform"].is_null(), "subject_transform renames locks"),
+        ];
+        match flaws.into_iter().find_map(|(is_so, flaw)| is_so.then_some(flaw)) {
+            Some(flaw) => unsupported(
+                format!("the bucket {:?} is not safe for locks: {flaw}", self.name),
+                "use a bucket that `leasehold init` created, or one without these settings; it may be shared with other keys",
+            ),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The settings of a new bucket: those that NATS's own clients give a bucket. Its revisions begin with `first`.
+pub(super) fn settings(keys: &Keys, replicas: u64, first: u64) -> Value {
+    json!({
+        "name": keys.stream(),
+        "description": "locks of leasehold",
+        "subjects": [format!("$KV.{}.>", keys.bucket)],
+        "retention": "limits",
+        "storage": "file",
+        "num_replicas": replicas,
+        "max_msgs_per_subject": 1,
+        "max_msgs": -1,
+        "max_bytes": -1,
+        "max_age": 0,
+        "discard": "new",
+        "deny_delete": true,
+        "allow_rollup_hdrs": true,
+        "allow_direct": true,
+        "first_seq": first,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bucket(version: &str, changes: &[(&str, Value)]) -> Bucket {
+        let mut config = settings(&Keys::below("b", ""), 3, 1);
+        for (name, value) in changes {
+            config[name] = value.clone();
+        }
+        let server = ("h:1".to_owned(), version.to_owned());
+        Bucket { config, ts: None, state: State::default(), total: 0, name: "b".to_owned(), server }
+    }
+
+    #[test]
+    fn a_bucket_that_can_lose_locks_is_refused() {
+        for (version, changes) in [
+            ("2.11.0", vec![]),
+            ("2.15.3", vec![("max_msgs", json!(9)), ("max_bytes", json!(9))]),
+            ("3.0.0-beta.1", vec![("max_msgs_per_subject", json!(64)), ("sources", json!([]))]),
+        ] {
+            bucket(version, &changes).check().unwrap();
+        }
+        let old = ("discard", json!("old"));
+        for (version, changes, named) in [
+            ("2.10.29", vec![], "2.10.29"),
+            ("", vec![], "version"),
+            ("2.15.3", vec![("max_age", json!(1))], "max_age"),
+            ("2.15.3", vec![old.clone(), ("max_msgs", json!(9))], "max_msgs"),
+            ("2.15.3", vec![old, ("max_bytes", json!(9))], "max_bytes"),
+            ("2.15.3", vec![("retention", json!("workqueue"))], "retention"),
+            ("2.15.3", vec![("storage", json!("memory"))], "memory"),
+            ("2.15.3", vec![("persist_mode", json!("async"))], "persist_mode"),
+            ("2.15.3", vec![("no_ack", json!(true))], "no_ack"),
+            ("2.15.3", vec![("mirror", json!({"name": "KV_a"}))], "mirror"),
+            ("2.15.3", vec![("sources", json!([{"name": "KV_a"}]))], "copies"),
+            ("2.15.3", vec![("subject_transform", json!({"src": "a", "dest": "b"}))], "subject_transform"),
+        ] {
+            let fault = bucket(version, &changes).check().unwrap_err();
+            assert!(fault.message.contains(named) && fault.help.is_some(), "{fault:?}");
+        }
+    }
+}

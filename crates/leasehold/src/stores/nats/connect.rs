@@ -1,0 +1,132 @@
+//! Connects to the servers that a store URL names.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::ConnectOptions;
+use bytes::Bytes;
+
+use super::bucket;
+use super::config::{Location, Login};
+use super::errors;
+use super::link::{Events, Link};
+use crate::clock::timeout;
+use crate::env::Env;
+use crate::error::{Error, Fault, StoreError};
+use crate::stores::hosts::{Host, none_of};
+use crate::stores::password::Accepted;
+use crate::stores::tls::{blocking, client_config};
+
+/// The time limit of a connection to one server, including the TLS handshake, the login and the first response. A lost
+/// SYN is sent again after one second.
+const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
+
+/// How to connect to the servers.
+#[derive(Clone, Debug)]
+pub(super) struct Connector {
+    pub(super) location: Location,
+    accepted: Accepted,
+}
+
+impl Connector {
+    /// Prepares connections to the servers at `location`. Blocks, because it reads the files, so that one that cannot
+    /// be read is an error before anything is locked.
+    ///
+    /// # Errors
+    /// Invalid for a login or a TLS file that cannot be read.
+    pub(super) fn to(location: Location) -> Result<Self, Error> {
+        options(&location)?;
+        Ok(Self { location, accepted: Accepted::default() })
+    }
+
+    /// Connects to the first server that responds to a question about the bucket in time. Returns its response too. A
+    /// server that is cut off from its cluster accepts connections, but does not respond.
+    pub(super) async fn connect(&self, env: &Env) -> Result<(Link, Bytes), StoreError> {
+        let mut failed = Vec::new();
+        for host in &self.location.hosts {
+            let connecting = async {
+                let link = self.connect_to(host).await?;
+                let answer = bucket::ask(&link, &self.location.keys).await?;
+                Ok((link, answer))
+            };
+            let connected = timeout(&*env.clock, CONNECT_LIMIT, connecting).await;
+            match connected.unwrap_or_else(|| Err(no_response(host))) {
+                Ok(connected) => {
+                    self.accepted.note();
+                    return Ok(connected);
+                }
+                Err(error) => failed.push(self.accepted.judge(error)),
+            }
+        }
+        Err(none_of(failed))
+    }
+
+    async fn connect_to(&self, host: &Host) -> Result<Link, StoreError> {
+        let location = self.location.clone();
+        let options = blocking(move || options(&location)).await?;
+        let events = Arc::<Events>::default();
+        let noted = events.clone();
+        let options = options.event_callback(move |event| {
+            noted.note(event);
+            std::future::ready(())
+        });
+        let shown = host.to_string();
+        let client = options.connect(format!("nats://{shown}")).await;
+        let client = client.map_err(|error| errors::of_connection(&error, &shown).not_applied())?;
+        Ok(Link::new(client, events, shown))
+    }
+}
+
+fn no_response(host: &Host) -> StoreError {
+    Fault::unavailable(format!("no response from NATS at {host} within {CONNECT_LIMIT:.1?}"))
+        .with_help("is the server running, and has its cluster elected a leader of the bucket?")
+        .not_applied()
+}
+
+/// Returns the options of the client. Reads the files. Blocks.
+///
+/// The client must not keep requests while it is not connected, and send them later: after a loss, the store opens
+/// another connection with another client. The client cannot be told to give up at once, so it tries once to connect
+/// again. What it then sends has expectations, like every write, and its result counts as unknown.
+fn options(location: &Location) -> Result<ConnectOptions, Error> {
+    let tls = location.tls.clone();
+    let is_required = tls.is_some();
+    let options = ConnectOptions::new()
+        .name("leasehold")
+        .max_reconnects(1)
+        .ignore_discovered_servers()
+        .request_timeout(None)
+        .connection_timeout(CONNECT_LIMIT)
+        .require_tls(is_required)
+        // Also for a server that demands TLS, although the store URL does not.
+        .tls_client_config(client_config(&tls.unwrap_or_default(), "NATS")?);
+    let read = |option: &str, file: &str, what: &str| {
+        std::fs::read_to_string(file).map_err(|error| {
+            Error::invalid(format!("the option `{option}` names {file:?}, which cannot be read: {error}"))
+                .with_help(format!("it is the path of a file with {what}"))
+        })
+    };
+    Ok(match &location.login {
+        Login::None => options,
+        Login::Password(user, password) => {
+            let password = password.read()?;
+            match user.clone() {
+                Some(user) => options.user_and_password(user, password),
+                None => options.token(password),
+            }
+        }
+        Login::Credentials(file) => {
+            let text = read("creds_file", file, "a JWT and the seed of its nkey, as nsc writes it")?;
+            // The parser's error could contain a part of the file.
+            options.credentials(&text).map_err(|_| {
+                Error::invalid(format!(
+                    "the option `creds_file` names {file:?}, which is not a credentials file"
+                ))
+                .with_help("it is the path of a file with a JWT and the seed of its nkey, as nsc writes it")
+            })?
+        }
+        Login::Nkey(file) => {
+            options.nkey(read("nkey_file", file, "the seed of an nkey")?.trim_end().to_owned())
+        }
+    })
+}
