@@ -269,7 +269,7 @@ class TestLocks < LeaseholdTest
 
   def test_durations
     good, bad = JSON.parse(File.read("#{KIT}/durations.json")).partition(&:last)
-    others = { 30 => 30_000, 0.07 => 70, Rational(1, 3) => 334, Struct.new(:to_f).new(2.0) => 2_000, 0 => 0 }
+    others = { 30 => 30_000, 2.007 => 2_007, Rational(1, 3) => 334, Struct.new(:to_f).new(2.0) => 2_000, 0 => 0 }
     [*good, *others].each { |given, expected| assert_equal expected, Leasehold::Duration.milliseconds(given, "ttl") }
     [*bad.map(&:first), nil, false, :x, [], -1, Float::NAN, Float::INFINITY, 1e300].each do |given|
       assert_match(/\Attl /, assert_raises(ArgumentError) { Leasehold::Duration.milliseconds(given, "ttl") }.message)
