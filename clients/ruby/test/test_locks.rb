@@ -134,7 +134,8 @@ class TestLocks < LeaseholdTest
     assert_raises(SizeError) { locker.rw_lock("index").exclusive.lock }
     assert_equal 12, locker.resize("index", readers: 8)
     [{}, { permits: 1, readers: 1 }].each { |size| assert_raises(ArgumentError) { locker.resize("index", **size) } }
-    assert_equal ["invalid", StoreError], assert_raises(StoreError) { locker.resize("index", readers: 65) }.then { |error| [error.kind, error.class] }
+    refused = assert_raises(StoreError) { locker.resize("index", readers: 65) }
+    assert_equal ["invalid", StoreError], [refused.kind, refused.class]
   end
 
   def test_an_election_has_one_leader
