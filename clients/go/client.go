@@ -185,8 +185,8 @@ func (c *Client) LockAll(names []string, options ...Option) *Lock {
 	return c.lock(names, fields{"locks": names}, options)
 }
 
-// Semaphore returns a lock with up to this number of holders, at most 64. The first acquisition records the number in the
-// store. One with another number returns a [*SizeError].
+// Semaphore returns a lock with up to this number of holders, at most 64. The first acquisition records the number in
+// the store. One with another number returns a [*SizeError].
 func (c *Client) Semaphore(name string, permits int, options ...Option) *Lock {
 	return c.lock([]string{name}, fields{"lock": name, "mode": "permit", "permits": permits}, options)
 }

@@ -86,8 +86,8 @@ func Barge() Option { return set("barge", true) }
 // acquired it.
 func ForTicket() Option { return set("for_ticket", true) }
 
-// Readers is how many shared holders a [RWLock] has at most: from 1 to 64. The default is 8. The first acquisition records
-// the number in the store. One with another number returns a [*SizeError].
+// Readers is how many shared holders a [RWLock] has at most: from 1 to 64. The default is 8. The first acquisition
+// records the number in the store. One with another number returns a [*SizeError].
 func Readers(readers int) Option { return set("readers", readers) }
 
 // Value is what the leader of an election advertises, at most 1,024 characters.

@@ -62,14 +62,6 @@ def test_lock_has_the_shape_of_asyncio_lock(locker: Locker) -> None:
     asyncio.run(main())
 
 
-def test_a_lock_is_confirmed_with_a_request(locker: Locker) -> None:
-    async def main() -> None:
-        async with locker.lock("x").hold() as guard:
-            await guard.confirm()
-
-    asyncio.run(main())
-
-
 def test_both_interfaces_have_the_same_operations() -> None:
     def operations(of: type) -> dict[str, list[str]]:
         found = inspect.getmembers(of, inspect.isfunction)
@@ -172,16 +164,6 @@ def test_a_cancellation_from_outside_is_not_replaced_by_a_loss(locker: Locker) -
         os.kill(agent_pid(), signal.SIGKILL)
         with pytest.raises(asyncio.CancelledError):
             await task
-
-    asyncio.run(main())
-
-
-def test_the_errors_of_a_body_are_not_replaced(locker: Locker) -> None:
-    async def main() -> None:
-        with pytest.raises(KeyError):
-            async with locker.lock("x").hold():
-                raise KeyError
-        await is_free(locker, "x")
 
     asyncio.run(main())
 

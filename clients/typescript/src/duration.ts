@@ -17,7 +17,7 @@ export function milliseconds(what: string, duration: Duration): number {
       'Write a number of milliseconds, or a text like "500ms", "30s", "10m", "1h 30m" or "2d".',
     ]);
   }
-  // Without the first rounding, 0.07 s would be 70.00000000000001 ms, and so 71.
+  // Without the first rounding, 2.007 s would be 2007.0000000000002 ms, and so 2008.
   return Math.ceil(Number(total.toFixed(6)));
 }
 

@@ -53,7 +53,7 @@ def milliseconds(duration: Duration, what: str) -> int:
             raise TypeError(f"{what} {duration!r} is not a number of seconds, a timedelta or a text") from None
     if not 0 <= seconds <= 366 * 86_400:  # Also refuses NaN.
         raise ValueError(f"{what} {duration!r} is out of range: from 0 to 366 days")
-    # Without the first rounding, 0.07 s would be 70.00000000000001 ms, and so 71.
+    # Without the first rounding, 2.007 s would be 2007.0000000000002 ms, and so 2008.
     return math.ceil(round(seconds * 1_000, 6))
 
 

@@ -25,7 +25,7 @@ module Leasehold
         else
           raise refusal(duration, what)
         end
-      # Without the first rounding, 0.07 s would be 70.00000000000001 ms, and so 71.
+      # Without the first rounding, 2.007 s would be 2007.0000000000002 ms, and so 2008.
       return milliseconds.round(6).ceil if milliseconds.finite? && milliseconds.between?(0, LONGEST_MS)
 
       raise ArgumentError, "#{what} #{duration.inspect} is out of range: from 0 to 366 days"

@@ -53,14 +53,14 @@ module Leasehold
       Lock.new(Settings.new(@store, several.join(", "), { locks: several }, **settings))
     end
 
-    # Returns a lock with up to `permits` holders, at most 64. The first acquisition records the number in the store. One
-    # with another number raises SizeError.
+    # Returns a lock with up to `permits` holders, at most 64. The first acquisition records the number in the store.
+    # One with another number raises SizeError.
     def semaphore(name, permits, **settings)
       Lock.new(Settings.new(@store, name, { mode: "permit", permits: permits }, **settings))
     end
 
-    # Returns a readers-writer lock. It has two locks, `shared` and `exclusive`, and up to `readers` shared holders: 8 by
-    # default, and at most 64. The first acquisition records the number in the store. One with another number raises
+    # Returns a readers-writer lock. It has two locks, `shared` and `exclusive`, and up to `readers` shared holders: 8
+    # by default, and at most 64. The first acquisition records the number in the store. One with another number raises
     # SizeError.
     def rw_lock(name, readers: nil, **settings)
       RwLock.new(*%w[shared exclusive].map do |mode|

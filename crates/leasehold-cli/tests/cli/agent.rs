@@ -158,7 +158,13 @@ fn a_deadline_says_whether_it_is_the_limit_of_the_hold() {
     assert_eq!(agent.ask(json!({ "op": "renew", "hold": 2 }))["at_limit"], Value::Null);
     let held = agent.ask(acquire("renewed", 1_000, 1_500));
     assert_eq!((&held["ev"], &held["at_limit"]), (&json!("held"), &Value::Null), "{held}");
-    while agent.await_for("hold", 3)["at_limit"] != true {}
+    loop {
+        let renewed = agent.await_for("hold", 3);
+        assert_eq!(renewed["ev"], "renewed", "lost before the limit was shown: {renewed}");
+        if renewed["at_limit"] == true {
+            break;
+        }
+    }
 }
 
 #[test]
