@@ -136,7 +136,7 @@ mod tests {
                 if option == "password_file" && path != "/not/there" {
                     continue;
                 }
-                let url = StoreUrl::parse(format!("mysql://u@h/d?{option}={path}")).unwrap();
+                let url = StoreUrl::parse(&format!("mysql://u@h/d?{option}={path}")).unwrap();
                 let location = Location::from_url(url, &mut StoreOptions::default()).unwrap();
                 let error = Connector::to(location).unwrap_err();
                 assert!(error.to_string().contains(path) && !error.help().is_empty(), "{error:?}");
