@@ -36,9 +36,9 @@ pub mod kubernetes;
 pub mod memory;
 #[cfg(feature = "mysql")]
 pub mod mysql;
-#[cfg(any(feature = "_columns", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 #[cfg_attr(
-    not(feature = "_columns"),
+    not(any(feature = "postgres", feature = "redis")),
     allow(dead_code, reason = "only connections to servers end when they are unused")
 )]
 mod notifications;

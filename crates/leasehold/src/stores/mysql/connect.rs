@@ -113,7 +113,7 @@ fn ssl_options(tls: &Tls) -> Result<SslOpts, Error> {
     }
     let roots = authorities(tls)?.into_iter().map(|root| root.to_vec().into()).collect();
     let identity =
-        identity(tls)?.map(|(certificate, key)| ClientIdentity::new(certificate.into(), key.into()));
+        identity(tls)?.map(|[certificate, key]| ClientIdentity::new(certificate.into(), key.into()));
     Ok(SslOpts::default()
         .with_disable_built_in_roots(true)
         .with_root_certs(roots)
