@@ -284,6 +284,27 @@ async fn a_late_copy_of_a_claim_is_not_granted_again() {
     assert_eq!(query(&url, &format!("{}; SELECT ROW_COUNT()", claim.split(';').next().unwrap())).await, "1");
 }
 
+/// The claim has not read the line, so the statement compares it with who was served.
+#[tokio::test]
+async fn a_lock_that_others_wait_for_is_not_granted_unread() {
+    let fresh = fresh();
+    let (store, other) = (open(fresh.url()).await, open(fresh.url()).await);
+    store.release(&mut granted(&*store).await, None).await.unwrap();
+    let mut grant = granted(&*store).await;
+    let mut waiter = claim(&*other);
+    waiter.waits = true;
+    let held = refused_to(&*other, &waiter).await;
+    other.turn(&waiter, &held).await.unwrap();
+    assert_eq!(store.inspect(&lock()).await.unwrap().waiters.len(), 1);
+    store.release(&mut grant, None).await.unwrap();
+    let reserved = refused(&*open(fresh.url()).await).await;
+    assert!(reserved.reserved, "{reserved:?}");
+    let mut grant = granted_to(&*other, &waiter).await;
+    other.release(&mut grant, None).await.unwrap();
+    // The entry of the waiter that was served is still in the line.
+    granted(&*open(fresh.url()).await).await;
+}
+
 /// Tokens rise even while the server's clock is behind them.
 #[tokio::test]
 async fn tokens_rise_beyond_the_clock_and_stay_below_their_limit() {
