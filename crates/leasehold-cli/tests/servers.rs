@@ -254,6 +254,11 @@ fn kubernetes() {
 }
 
 #[test]
+fn mysql() {
+    a_day_on(stores::fresh("mysql").url());
+}
+
+#[test]
 fn postgres() {
     a_day_on(stores::fresh("postgres").url());
 }

@@ -260,11 +260,49 @@ async fn a_claim_whose_grant_has_ended_is_never_granted_again() {
         let outcome = store.try_acquire(&first).await.unwrap();
         assert!(matches!(outcome, AcquireOutcome::Lost(_)), "{outcome:?}");
     }
-    // A late copy of a claim that is not repeated finds its grant in the history.
-    let late = claim(&*store);
-    store.release(&mut granted_to(&*store, &late).await, None).await.unwrap();
-    let outcome = open(fresh.url()).await.try_acquire(&late).await;
-    assert!(!matches!(outcome, Ok(AcquireOutcome::Granted(_))) || cells(fresh.url(), STATE).await == "held");
+}
+
+/// The request of a claim arrives once more, after its grant was released and before its client would have given up.
+#[tokio::test]
+async fn a_late_copy_of_a_claim_is_not_granted_again() {
+    let (_server, url, _folder) = server(&["general-log", "log-output=TABLE"]).await;
+    let store = open(&url).await;
+    for _ in 0..3 {
+        store.release(&mut granted(&*store).await, None).await.unwrap();
+    }
+    let claims = "SELECT argument FROM mysql.general_log WHERE argument LIKE '%l.is_open AND%' AND argument LIKE 'UPDATE%'";
+    let claim = query(&url, &format!("{claims} ORDER BY event_time DESC LIMIT 1")).await;
+    let before = cells(&url, "*").await;
+    assert_eq!(query(&url, &format!("{}; SELECT ROW_COUNT()", claim.split(';').next().unwrap())).await, "0");
+    assert_eq!(cells(&url, "*").await, before);
+    // Nothing else keeps it from being granted.
+    update(
+        &url,
+        "history = '[]', record = REGEXP_REPLACE(record, '\"grant\":\"[0-9a-f]*\"', '\"grant\":\"\"')",
+    )
+    .await;
+    assert_eq!(query(&url, &format!("{}; SELECT ROW_COUNT()", claim.split(';').next().unwrap())).await, "1");
+}
+
+/// The claim has not read the line, so the statement compares it with who was served.
+#[tokio::test]
+async fn a_lock_that_others_wait_for_is_not_granted_unread() {
+    let fresh = fresh();
+    let (store, other) = (open(fresh.url()).await, open(fresh.url()).await);
+    store.release(&mut granted(&*store).await, None).await.unwrap();
+    let mut grant = granted(&*store).await;
+    let mut waiter = claim(&*other);
+    waiter.waits = true;
+    let held = refused_to(&*other, &waiter).await;
+    other.turn(&waiter, &held).await.unwrap();
+    assert_eq!(store.inspect(&lock()).await.unwrap().waiters.len(), 1);
+    store.release(&mut grant, None).await.unwrap();
+    let reserved = refused(&*open(fresh.url()).await).await;
+    assert!(reserved.reserved, "{reserved:?}");
+    let mut grant = granted_to(&*other, &waiter).await;
+    other.release(&mut grant, None).await.unwrap();
+    // The entry of the waiter that was served is still in the line.
+    granted(&*open(fresh.url()).await).await;
 }
 
 /// Tokens rise even while the server's clock is behind them.

@@ -33,6 +33,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("leasehold-cli/src/commands/help.rs", "help pages"),
     ("leasehold-testkit/src/chaos/naive.rs", "locks that are none, in a bucket and in a file"),
     ("leasehold-testkit/src/launch.rs", "the protocols by which requests are counted"),
+    ("leasehold-testkit/src/launch/unprivileged.rs", "the user that servers run as"),
     ("leasehold-testkit/src/simulation/world.rs", "the simulated store with its own leases"),
     ("leasehold-bench/src/contender.rs", "the rivals that this program itself is"),
     ("leasehold-bench/src/contender/dynamodb.rs", "a rival"),

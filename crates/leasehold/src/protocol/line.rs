@@ -47,7 +47,7 @@ pub(crate) struct Waiter {
 
 impl Waiter {
     /// Returns the entry as JSON, for a store that has its own format of the line.
-    #[cfg_attr(not(feature = "_columns"), allow(dead_code, reason = "only some stores use it"))]
+    #[allow(dead_code, reason = "only some stores use it")]
     pub(crate) fn to_json(&self) -> Result<String, Fault> {
         serde_json::to_string(self)
             .map_err(|error| Fault::new(ErrorKind::Invalid, format!("a waiter for the line: {error}")))
@@ -92,7 +92,7 @@ impl Line {
     }
 
     /// Returns the number of the last entry, served or not, and 0 if there is none.
-    #[cfg_attr(not(feature = "mysql"), allow(dead_code, reason = "only MySQL compares it"))]
+    #[allow(dead_code, reason = "only some stores use it")]
     pub(crate) fn back(&self) -> u64 {
         self.waiters.last().map_or(0, |last| last.number)
     }

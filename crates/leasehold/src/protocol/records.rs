@@ -295,7 +295,7 @@ impl Change {
         }
     }
 
-    #[cfg_attr(not(feature = "_columns"), allow(dead_code, reason = "only some stores use it"))]
+    #[allow(dead_code, reason = "only some stores use it")]
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Grant => "grant",

@@ -171,7 +171,7 @@ options! {
         "token_file": File(&[]), "none", "with `endpoint`: a file with a token", secret;
     }
     MYSQL {
-        "table": Text(is_mysql_table, "the name of a table, of at most 64 characters", "locks"), "`leasehold`",
+        "table": Text(is_mysql_table, "the name of a table, of at most 63 bytes", "locks"), "`leasehold`",
             "the table", identity("");
         "failover_grace": Duration(48), "`0s`", GRACE, of_locks;
     }
@@ -380,9 +380,7 @@ fn is_table(text: &str) -> bool {
 }
 
 fn is_mysql_table(text: &str) -> bool {
-    (1..=64).contains(&text.chars().count())
-        && !text.ends_with(' ')
-        && !text.chars().any(|c| "`./\\".contains(c) || is_unprintable(c))
+    is_table(text) && !text.ends_with(' ') && !text.chars().any(|c| "`./\\".contains(c))
 }
 
 /// Only leasehold's own keys contain `//`, so a prefix must not. Even with the longest name, the key is short.

@@ -113,7 +113,7 @@ fn ssl_options(tls: &Tls) -> Result<SslOpts, Error> {
     }
     let roots = authorities(tls)?.into_iter().map(|root| root.to_vec().into()).collect();
     let identity =
-        identity(tls)?.map(|(certificate, key)| ClientIdentity::new(certificate.into(), key.into()));
+        identity(tls)?.map(|[certificate, key]| ClientIdentity::new(certificate.into(), key.into()));
     Ok(SslOpts::default()
         .with_disable_built_in_roots(true)
         .with_root_certs(roots)
@@ -136,7 +136,7 @@ mod tests {
                 if option == "password_file" && path != "/not/there" {
                     continue;
                 }
-                let url = StoreUrl::parse(format!("mysql://u@h/d?{option}={path}")).unwrap();
+                let url = StoreUrl::parse(&format!("mysql://u@h/d?{option}={path}")).unwrap();
                 let location = Location::from_url(url, &mut StoreOptions::default()).unwrap();
                 let error = Connector::to(location).unwrap_err();
                 assert!(error.to_string().contains(path) && !error.help().is_empty(), "{error:?}");

@@ -14,12 +14,12 @@ use crate::retry::RetryBudget;
 
 impl MysqlStore {
     pub(super) async fn examined(&self) -> Examined {
-        let mut examined = Examined::default();
-        examined.least_permissions = vec![
+        let least_permissions = vec![
             "the minimum that leasehold needs:".to_owned(),
             format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {} TO ...", self.table),
             "(DELETE is only for `leasehold sweep` and the doctor)".to_owned(),
         ];
+        let mut examined = Examined { least_permissions, ..Examined::default() };
         let budget = RetryBudget::of_question(&self.env);
         if let Err(error) = budget.request(self.look_at_all(&mut examined)).await {
             examined.push(Finding::stopped("server", &error));

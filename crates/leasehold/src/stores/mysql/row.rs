@@ -10,6 +10,14 @@ use crate::protocol::records::Found;
 use crate::register::Version;
 use crate::stores::rows::{Cells, version_of};
 
+/// The answer to one statement of a request.
+#[derive(Debug)]
+pub(super) struct Answer {
+    /// How many rows a write has found.
+    pub(super) affected: u64,
+    pub(super) rows: Vec<Row>,
+}
+
 /// A row of the table, as [`read`](super::sql::read) returns it.
 #[derive(Debug)]
 pub(super) struct Stored {

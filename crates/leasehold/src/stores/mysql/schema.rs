@@ -2,44 +2,10 @@
 
 use super::errors;
 use super::server::{ServerInfo, check, check_server};
-use super::sql::quoted;
+use super::sql::{COLUMNS, create, extend};
 use super::store::MysqlStore;
 use crate::error::{Fault, StoreError};
 use crate::retry::{RetryBudget, repeated};
-
-/// The columns, their types, and the rest of their definitions. ShedLock uses the first four. Texts are bytes, so that no
-/// two names are equal, and times are without a time zone, so that all sessions read the same.
-pub(super) const COLUMNS: &[(&str, &str, &str)] = &[
-    ("name", "varbinary", "(256) NOT NULL PRIMARY KEY"),
-    ("lock_until", "datetime(6)", " NOT NULL"),
-    ("locked_at", "datetime(6)", " NOT NULL"),
-    ("locked_by", "varbinary", "(255) NOT NULL"),
-    ("version", "varbinary", "(400)"),
-    ("token", "bigint", ""),
-    ("prev_token", "bigint", ""),
-    ("served", "bigint", ""),
-    ("size", "bigint", ""),
-    ("written_us", "bigint", ""),
-    ("is_open", "tinyint", ""),
-    ("record", "longblob", ""),
-    ("history", "longblob", ""),
-    ("line", "longblob", ""),
-    ("line_last", "bigint", ""),
-];
-
-/// Returns the statement that creates the table.
-pub(super) fn create(table: &str) -> String {
-    let columns: Vec<_> = COLUMNS.iter().map(|(name, kind, rest)| format!("`{name}` {kind}{rest}")).collect();
-    format!("CREATE TABLE IF NOT EXISTS {} ({}) ENGINE=InnoDB", quoted(table), columns.join(", "))
-}
-
-/// Returns the statement that adds the columns that the table lacks.
-fn extend(table: &str, missing: &[&str]) -> String {
-    let missing = COLUMNS.iter().filter(|(name, ..)| missing.contains(name));
-    let added: Vec<_> =
-        missing.map(|(name, kind, rest)| format!("ADD COLUMN `{name}` {kind}{rest}")).collect();
-    format!("ALTER TABLE {} {}", quoted(table), added.join(", "))
-}
 
 impl MysqlStore {
     /// Creates the table or adds the missing columns. Changes nothing if the table is complete.

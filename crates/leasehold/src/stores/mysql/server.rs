@@ -6,10 +6,8 @@ use std::collections::HashMap;
 use mysql_async::Row;
 
 use super::errors;
-use super::row::{cell, text, unreadable};
-use super::schema::{COLUMNS, create};
-use super::sessions::Answer;
-use super::sql::{BEGIN, NOW_US, literal};
+use super::row::{Answer, cell, text, unreadable};
+use super::sql::{BEGIN, COLUMNS, NOW_US, create, literal};
 use crate::error::{ErrorKind, Fault, StoreError};
 
 /// The variables that the checks and the doctor need. A server reports those that it has.

@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::connect::Connector;
 use super::errors::{self, Effect};
-use super::row::cell;
+use super::row::{Answer, cell};
 use super::server::{self, ServerInfo};
 use super::sql::{note_epoch, quoted};
 use crate::clock::{Moment, StoreClock, timeout};
@@ -39,14 +39,6 @@ pub(super) enum Purpose {
     Contend,
     Renew,
     Release,
-}
-
-/// The answer to one statement of a request.
-#[derive(Debug)]
-pub(super) struct Answer {
-    /// How many rows a write has found.
-    pub(super) affected: u64,
-    pub(super) rows: Vec<Row>,
 }
 
 /// A connection. It is closed when this is dropped.

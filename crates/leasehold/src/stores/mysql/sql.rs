@@ -6,13 +6,15 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::store::Writing;
 use crate::clock::micros;
 use crate::lease::Token;
+use crate::protocol::record::Record;
 use crate::protocol::records::Change;
 use crate::protocol::rules::recorded;
 use crate::register::Version;
+use crate::stores::columns::Columns;
 use crate::stores::rows::{EPOCH, EPOCH_BY, OURS, is_ours, locked_by, number};
+use crate::types::LockName;
 
 /// The server's clock in microseconds since the Unix epoch, read again after a wait for a row. It does not depend on the
 /// session's time zone.
@@ -28,6 +30,40 @@ pub(super) const BEGIN: &str =
     "SET SESSION autocommit = 1, sql_mode = 'STRICT_ALL_TABLES', time_zone = '+00:00',
         innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, wait_timeout = 28800, sql_safe_updates = 0;
     SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE";
+
+/// The columns, their types, and the rest of their definitions. ShedLock uses the first four. Texts are bytes, so that no
+/// two names are equal, and times are without a time zone, so that all sessions read the same.
+pub(super) const COLUMNS: &[(&str, &str, &str)] = &[
+    ("name", "varbinary", "(256) NOT NULL PRIMARY KEY"),
+    ("lock_until", "datetime(6)", " NOT NULL"),
+    ("locked_at", "datetime(6)", " NOT NULL"),
+    ("locked_by", "varbinary", "(255) NOT NULL"),
+    ("version", "varbinary", "(400)"),
+    ("token", "bigint", ""),
+    ("prev_token", "bigint", ""),
+    ("served", "bigint", ""),
+    ("size", "bigint", ""),
+    ("written_us", "bigint", ""),
+    ("is_open", "tinyint", ""),
+    ("record", "longblob", ""),
+    ("history", "longblob", ""),
+    ("line", "longblob", ""),
+    ("line_last", "bigint", ""),
+];
+
+/// Returns the statement that creates the table.
+pub(super) fn create(table: &str) -> String {
+    let columns: Vec<_> = COLUMNS.iter().map(|(name, kind, rest)| format!("`{name}` {kind}{rest}")).collect();
+    format!("CREATE TABLE IF NOT EXISTS {} ({}) ENGINE=InnoDB", quoted(table), columns.join(", "))
+}
+
+/// Returns the statement that adds the columns that the table lacks.
+pub(super) fn extend(table: &str, missing: &[&str]) -> String {
+    let missing = COLUMNS.iter().filter(|(name, ..)| missing.contains(name));
+    let added: Vec<_> =
+        missing.map(|(name, kind, rest)| format!("ADD COLUMN `{name}` {kind}{rest}")).collect();
+    format!("ALTER TABLE {} {}", quoted(table), added.join(", "))
+}
 
 /// Returns `text` as a literal.
 pub(super) fn literal(text: &str) -> String {
@@ -70,6 +106,20 @@ pub(super) fn read(table: &str, name: &str, guard: &str) -> String {
          FROM (SELECT 1) AS one LEFT JOIN {table} AS l ON l.name = {}",
         literal(name)
     )
+}
+
+/// A write of a record.
+pub(super) struct Writing {
+    pub(super) change: Change,
+    /// For a grant over any free record: how many tokens it takes.
+    pub(super) tokens: Option<u64>,
+    pub(super) name: LockName,
+    /// `None` for a grant over any free record, and to create the row.
+    pub(super) expect: Option<Version>,
+    pub(super) record: Record,
+    pub(super) columns: Columns,
+    /// For how long the record that was read keeps others out.
+    pub(super) prolongs: Duration,
 }
 
 /// Returns the statement that writes a record, without the read that follows. Nothing is granted or renewed from

@@ -7,17 +7,15 @@ use mysql_async::Row;
 
 use super::connect::Connector;
 use super::errors::Effect;
-use super::row::{Stored, cell, text, unreadable};
-use super::sessions::{Answer, Purpose, Sessions, not_applied};
-use super::sql::{self, quoted};
+use super::row::{Answer, Stored, cell, text, unreadable};
+use super::sessions::{Purpose, Sessions, not_applied};
+use super::sql::{self, Writing, quoted};
 use crate::clock::micros;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{Token, attempt_limit};
-use crate::protocol::record::{Content, Record};
+use crate::lease::attempt_limit;
+use crate::protocol::record::Content;
 use crate::protocol::records::{Change, Found, Refusal, Written};
-use crate::register::Version;
-use crate::stores::columns::Columns;
 use crate::stores::grace;
 use crate::stores::pages::Page;
 use crate::stores::rows::{locked_by, number, version_of};
@@ -35,20 +33,6 @@ pub(super) struct MysqlStore {
     pub(super) env: Env,
     /// How far the server's clock may be set ahead without ending a lease early.
     margin: Duration,
-}
-
-/// A write of a record.
-pub(super) struct Writing {
-    pub(super) change: Change,
-    /// For a grant over any free record: how many tokens it takes.
-    pub(super) tokens: Option<u64>,
-    pub(super) name: LockName,
-    /// `None` for a grant over any free record, and to create the row.
-    pub(super) expect: Option<Version>,
-    pub(super) record: Record,
-    pub(super) columns: Columns,
-    /// For how long the record that was read keeps others out.
-    pub(super) prolongs: Duration,
 }
 
 impl MysqlStore {
@@ -126,7 +110,7 @@ impl MysqlStore {
             stored.found(name.as_str(), self.sessions.table()).map_err(|error| error.if_maybe(true))?;
         match found {
             Found { content: Content::Record(record), version: there, .. } if there == version => {
-                let after = stored.cells.prev_token.and_then(|token| Token::new(u64::try_from(token).ok()?));
+                let after = stored.cells.previous();
                 Ok(match tokens {
                     Some(_) => Written::Granted { record, version, after },
                     None => Written::Committed { record, version },
