@@ -186,7 +186,7 @@ fn caption(filter: &Filter, reading: &Reading, shown: usize) -> Markup {
     html! {
         (count(shown, "lock", "locks"))
         @if !filter.prefix.is_empty() { " under " code { (filter.prefix) } }
-        @if filter.sort.is_empty() { ", problems first" }
+        @if filter.sort.is_empty() && shown > 1 { ", problems first" }
         "."
         @if shown > MAX_ROWS { " The page shows " (MAX_ROWS) " of them: choose a prefix or a state, or search." }
         (reading.age())
