@@ -49,12 +49,15 @@ impl Filter {
 
     fn finds(&self, lock: &LockView) -> bool {
         let wanted = self.find.trim().to_lowercase();
+        if wanted.is_empty() {
+            return true;
+        }
         let has = |text: &str| text.to_lowercase().contains(&wanted);
         let holder = lock.held_by.as_ref().and_then(|held| held.holder.as_ref());
         let by_holder = holder.is_some_and(|holder| {
             has(&holder.name) || has(&holder.host) || holder.note.as_deref().is_some_and(has)
         });
-        wanted.is_empty() || has(&lock.lock) || by_holder
+        has(&lock.lock) || by_holder
     }
 
     /// Returns which locks to read first: those that the page shows, problems first, and those whose name was searched.
@@ -186,7 +189,7 @@ fn caption(filter: &Filter, reading: &Reading, shown: usize) -> Markup {
     html! {
         (count(shown, "lock", "locks"))
         @if !filter.prefix.is_empty() { " under " code { (filter.prefix) } }
-        @if filter.sort.is_empty() { ", problems first" }
+        @if filter.sort.is_empty() && shown > 1 { ", problems first" }
         "."
         @if shown > MAX_ROWS { " The page shows " (MAX_ROWS) " of them: choose a prefix or a state, or search." }
         (reading.age())

@@ -60,7 +60,7 @@ pub(super) struct Reading {
     pub(super) locks: Vec<Seen>,
     /// The locks whose records cannot be read.
     pub(super) unreadable: Vec<LockName>,
-    /// Whether there are more names.
+    /// Whether there may be more names.
     pub(super) has_more: bool,
 }
 
@@ -89,12 +89,12 @@ impl Reading {
         let rest = feed::pause(all) * u32::try_from(unread).unwrap_or(u32::MAX);
         html! {
             p class="notice" data-scan {
-                @if self.has_more { "There are more than " (number(all)) " locks: choose a prefix to see the others. " }
+                @if self.has_more { "There are " (number(all)) " locks or more: choose a prefix to see the others. " }
                 @if unread == 0 {
                     "All " (count(all, "lock", "locks")) " have been read, each within the last " b { (span(oldest)) } "."
                 } @else {
                     b { "The states of " (number(unread)) " of " (count(all, "lock", "locks")) " are not known yet." }
-                    " While this page is open, the server reads them, which takes about " (span(ms(rest)))
+                    " While this page is open, the server reads them, which takes at least " (span(ms(rest)))
                     ". Until then, numbers with a + are too low."
                 }
             }
@@ -119,8 +119,9 @@ pub(super) async fn locks(
     rank: impl Fn(&LockName, Option<&LockView>) -> Option<u8>,
 ) -> Result<Reading, Problem> {
     let prefixes = arrival.caller.readable(prefix);
-    let seen = if is_update(headers) { app.feed.seen(&prefixes) } else { None };
-    let is_opened = seen.is_none();
+    let is_opened = !is_update(headers);
+    let seen = if is_opened { None } else { app.feed.seen(&prefixes) };
+    let is_watched = seen.is_some();
     let mut found = match seen {
         Some(seen) => seen,
         None => {
@@ -128,14 +129,14 @@ pub(super) async fn locks(
             app.feed.latest_looks(listed(app, &prefixes).await?)
         }
     };
-    let has_more = found.len() > MAX_LOCKS;
     found.truncate(MAX_LOCKS);
+    let has_more = found.len() == MAX_LOCKS;
     let is_small = found.len() <= MAX_ROWS;
     let mut due: Vec<(u8, usize)> = Vec::new();
     for (at, (name, look)) in found.iter().enumerate() {
         let rank = || rank(name, look.as_ref().map(|look| &look.detail.lock));
         let rank = match look {
-            Some(_) if is_opened && is_small => Some(0),
+            Some(_) if is_small && !is_watched => Some(0),
             None if is_small => Some(0),
             None if is_opened => Some(rank().unwrap_or(u8::MAX)),
             Some(_) if is_opened => rank(),
@@ -145,7 +146,7 @@ pub(super) async fn locks(
     }
     due.sort_unstable();
     due.truncate(MAX_ROWS);
-    if !is_opened && !due.is_empty() {
+    if is_watched && !due.is_empty() {
         app.limits.admit(arrival.caller.name(), arrival.at)?;
     }
     let names: Vec<LockName> = found.iter().map(|(name, _)| name.clone()).collect();

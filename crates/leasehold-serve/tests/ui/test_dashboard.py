@@ -137,9 +137,13 @@ def test_problems_come_first_and_say_what_is_wrong(site, open_page):
     page.locator("tr[data-lock=a-free]").wait_for()
 
 
-def test_an_empty_store_is_named_with_the_first_command(site, open_page):
+@pytest.mark.parametrize("width", [360, 768])
+def test_an_empty_store_is_named_with_the_first_command(site, open_page, width):
     server = site.serve()
-    page = open_page(server.address + "/ui/")
+    page = open_page(server.address + "/ui/", width)
+    box, command = page.locator(".empty").bounding_box(), page.locator(".empty pre").bounding_box()
+    assert command["x"] >= box["x"] and command["x"] + command["width"] <= box["x"] + box["width"]
+    assert Axe().run(page).violations_count == 0
     assert site.store in page.inner_text(".empty p >> nth=0")
     assert f"leasehold -s {site.store} run demo" in page.inner_text(".empty pre")
 
@@ -360,8 +364,9 @@ def test_a_killed_server_is_shown_by_a_banner(site, open_page):
     site.acquire("deploy", ttl="1h")
     site.acquire("short", ttl="1m")
     server = site.serve()
-    page = open_page(server.address + "/ui/")
+    page = open_page(server.address + "/ui/sign-in")
     page.clock.install()
+    page.goto(server.address + "/ui/")
     page.wait_for_selector(LIVE)
     server.kill()
     server.wait()
