@@ -9,9 +9,6 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-#[cfg(feature = "chaos")]
-use crate::chaos::plan::Kind;
-
 /// A proxy in front of a server, which can delay and lose responses.
 #[derive(Debug)]
 pub struct Wire {
@@ -86,16 +83,6 @@ impl Wire {
 impl Drop for Wire {
     fn drop(&mut self) {
         self.task.abort();
-    }
-}
-
-/// Returns what a proxy does to responses during a fault of `kind`. A delay is as long as the fault.
-#[cfg(feature = "chaos")]
-pub(crate) fn harmed(kind: Kind, duration: Duration) -> Answers {
-    match kind {
-        Kind::DelayAnswers => Answers::ArriveAfter(duration),
-        Kind::CutHolder => Answers::Cut,
-        _ => Answers::AreLost,
     }
 }
 

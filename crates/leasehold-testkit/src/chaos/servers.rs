@@ -13,7 +13,7 @@ use super::plan::Kind;
 use crate::launch::{Launch, Launched};
 use crate::proxy::{Harm, Proxy};
 use crate::servers::through;
-use crate::tcp_proxy::{Answers, Wire, harmed};
+use crate::tcp_proxy::{Answers, Wire};
 
 /// Starts the servers of a scenario, with their data below a folder, and a proxy for each of the given number of
 /// workers.
@@ -175,6 +175,15 @@ impl Servers for Wired {
 
     async fn kill(&self, duration: Duration) -> io::Result<()> {
         self.server.lock().await.kill(duration).await
+    }
+}
+
+/// Returns what a proxy does to responses during a fault of `kind`. A delay is as long as the fault.
+pub(crate) fn harmed(kind: Kind, duration: Duration) -> Answers {
+    match kind {
+        Kind::DelayAnswers => Answers::ArriveAfter(duration),
+        Kind::CutHolder => Answers::Cut,
+        _ => Answers::AreLost,
     }
 }
 

@@ -11,8 +11,8 @@ use tokio::sync::Mutex;
 
 use super::Cluster;
 use crate::chaos::plan::Kind;
-use crate::chaos::servers::Servers;
-use crate::tcp_proxy::{Answers, Wire, harmed};
+use crate::chaos::servers::{Servers, harmed};
+use crate::tcp_proxy::{Answers, Wire};
 
 /// A cluster, and for each worker a wire to each member.
 #[derive(Debug)]

@@ -11,8 +11,8 @@ use tokio::sync::Mutex;
 
 use super::PostgresServer;
 use crate::chaos::plan::Kind;
-use crate::chaos::servers::Servers;
-use crate::tcp_proxy::{Answers, Wire, harmed};
+use crate::chaos::servers::{Servers, harmed};
+use crate::tcp_proxy::{Answers, Wire};
 
 /// Longer than the lease of a worker.
 const LAG: Duration = Duration::from_millis(2_500);
