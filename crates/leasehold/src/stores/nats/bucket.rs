@@ -12,7 +12,8 @@ use super::link::Link;
 use super::message::answer;
 use crate::error::{ErrorKind, Fault, StoreError};
 
-/// The oldest supported server. The leader of an older cluster can accept two writes that expect the same revision.
+/// The oldest supported server. The leader of an older cluster can accept two writes that expect the same revision: at
+/// the same time, or right after its election, before it knows all earlier writes.
 const OLDEST: (u64, u64) = (2, 11);
 
 /// The settings and the state of a stream.
@@ -110,6 +111,10 @@ impl Bucket {
                 "it copies other streams, which change locks without their revision",
             ),
             (!config["subject_transform"].is_null(), "subject_transform renames locks"),
+            (
+                self.number("max_msgs_per_subject") < 1,
+                "without max_msgs_per_subject, every renewal stays in it",
+            ),
         ];
         match flaws.into_iter().find_map(|(is_so, flaw)| is_so.then_some(flaw)) {
             Some(flaw) => unsupported(
@@ -175,6 +180,7 @@ mod tests {
             ("2.15.3", vec![("storage", json!("memory"))], "memory"),
             ("2.15.3", vec![("persist_mode", json!("async"))], "persist_mode"),
             ("2.15.3", vec![("no_ack", json!(true))], "no_ack"),
+            ("2.15.3", vec![("max_msgs_per_subject", json!(-1))], "max_msgs_per_subject"),
             ("2.15.3", vec![("mirror", json!({"name": "KV_a"}))], "mirror"),
             ("2.15.3", vec![("sources", json!([{"name": "KV_a"}]))], "copies"),
             ("2.15.3", vec![("subject_transform", json!({"src": "a", "dest": "b"}))], "subject_transform"),
