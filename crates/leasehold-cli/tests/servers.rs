@@ -298,6 +298,11 @@ fn a_run_within_a_run_gets_the_password_of_its_store() {
 }
 
 #[test]
+fn nats() {
+    a_day_on(stores::fresh("nats").url());
+}
+
+#[test]
 fn etcd() {
     a_day_on(&Server::ETCD.fresh_url());
 }

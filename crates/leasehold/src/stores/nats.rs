@@ -9,34 +9,34 @@ mod errors;
 mod examine;
 mod keys;
 mod link;
+mod links;
+mod message;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::HeaderMap;
 use async_trait::async_trait;
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use futures_util::stream::{BoxStream, StreamExt, TryStreamExt};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use self::bucket::{Bucket, answer, api};
+use self::bucket::{Bucket, api};
 use self::config::Location;
 use self::connect::Connector;
 use self::keys::Keys;
-use self::link::Links;
+use self::links::Links;
+use self::message::{Last, OPERATION, answer};
 use super::pages::{self, Page};
 use crate::clock::StoreTime;
 use crate::diagnosis::Examined;
 use crate::env::Env;
-use crate::error::{Error, ErrorKind, Fault, StoreError};
+use crate::error::{Error, Fault, StoreError};
 use crate::lease::{LeaseStore, PollInterval, StoreOptions};
 use crate::protocol::RegisterLeases;
 use crate::register::{
-    Body, Deleted, MAX_VALUE_BYTES, Metadata, Precondition, Register, RegisterCapabilities, Version,
-    VersionedValue, Write,
+    Body, Deleted, Metadata, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
 };
 use crate::retry::retry;
 use crate::url::StoreUrl;
@@ -48,9 +48,6 @@ const POLL_INTERVAL: PollInterval =
 
 /// The header of a write with the revision that the key must have. Zero stands for no message.
 const EXPECTED: &str = "Nats-Expected-Last-Subject-Sequence";
-
-/// The header that marks a key as deleted.
-const OPERATION: &str = "KV-Operation";
 
 /// How many values of a listing are read at the same time.
 const READS: usize = 16;
@@ -73,7 +70,7 @@ const READS: usize = 16;
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] for a bad URL and for files that cannot be read. The first request reports a bucket that does
+/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL and for files that cannot be read. The first request reports a bucket that does
 /// not exist or can lose locks.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options)?;
@@ -90,13 +87,6 @@ struct Bucketed {
     env: Env,
 }
 
-/// The last message with a subject.
-struct Last {
-    revision: u64,
-    /// `None` if the message marks the key as deleted.
-    value: Option<Bytes>,
-}
-
 impl Bucketed {
     /// Starts the store's thread. Sends no request.
     async fn open(location: Location, env: Env) -> Result<Self, Error> {
@@ -110,55 +100,21 @@ impl Bucketed {
     }
 
     /// Sends a request on the store's thread. Returns the payload of the response.
-    async fn ask(
-        &self,
-        subject: String,
-        headers: Option<HeaderMap>,
-        payload: Bytes,
-    ) -> Result<Bytes, StoreError> {
+    async fn ask(&self, subject: String, headers: HeaderMap, payload: Bytes) -> Result<Bytes, StoreError> {
         let asked = |links: Arc<Links>| async move { links.ask(subject, headers, payload).await };
-        Ok(self.worker.run(asked).await??.payload)
+        self.worker.run(asked).await?
     }
 
-    /// Reads the last message with the subject from the leader of the stream. With `allow_direct`, any replica would
-    /// answer a direct request, also one that lags behind.
+    /// Sends a question to JetStream's API.
+    async fn question(&self, operation: &str, question: Value) -> Result<Bytes, StoreError> {
+        self.ask(api(operation, &self.keys), HeaderMap::new(), question.to_string().into()).await
+    }
+
+    /// Reads the last message with the subject of `key` from the leader of the stream. With `allow_direct`, any replica
+    /// would answer a direct request, also one that lags behind.
     async fn last(&self, key: &str) -> Result<Option<Last>, StoreError> {
-        #[derive(Deserialize)]
-        struct Found {
-            message: Message,
-        }
-        #[derive(Deserialize)]
-        struct Message {
-            seq: u64,
-            #[serde(default)]
-            hdrs: String,
-            #[serde(default)]
-            data: String,
-        }
-        let question = json!({ "last_by_subj": self.keys.subject(key) }).to_string();
-        let payload = self.ask(api("MSG.GET", &self.keys), None, question.into()).await?;
-        let message = match answer(&payload, &self.keys).map_err(Fault::not_applied)? {
-            Ok(Found { message }) => message,
-            Err(refusal) if refusal.is_absence() => return Ok(None),
-            Err(refusal) => return Err(refusal.error(&self.keys.bucket)),
-        };
-        let decoded = |text: &str| {
-            STANDARD.decode(text).map_err(|_| errors::unreadable(&self.keys.bucket).not_applied())
-        };
-        let headers = decoded(&message.hdrs)?;
-        let headers = String::from_utf8_lossy(&headers);
-        let mut headers = headers.lines().filter_map(|line| line.split_once(':'));
-        let is_marker = headers.any(|(name, value)| match name {
-            OPERATION => ["DEL", "PURGE"].contains(&value.trim()),
-            // Of a server that deleted a message itself.
-            _ => name == "Nats-Marker-Reason",
-        });
-        let value = if is_marker { None } else { Some(Bytes::from(decoded(&message.data)?)) };
-        if value.as_ref().is_some_and(|value| value.len() > MAX_VALUE_BYTES) {
-            let message = format!("the key {key:?} has more than {MAX_VALUE_BYTES} bytes, so it is no lock");
-            return Err(Fault::new(ErrorKind::Corrupt, message).not_applied());
-        }
-        Ok(Some(Last { revision: message.seq, value }))
+        let response = self.question("MSG.GET", json!({ "last_by_subj": self.keys.subject(key) })).await;
+        Last::of(&response.map_err(StoreError::of_read)?, &self.keys)
     }
 
     /// Writes a message if the last one with the subject has the revision `expected`. Returns the new revision, or
@@ -179,7 +135,7 @@ impl Bucketed {
         if let Some(marker) = marker {
             headers.insert(OPERATION, marker);
         }
-        let payload = self.ask(self.keys.subject(key), Some(headers), value).await?;
+        let payload = self.ask(self.keys.subject(key), headers, value).await?;
         match answer(&payload, &self.keys).map_err(Fault::maybe_applied)? {
             Ok(Stored { seq }) => Ok(Some(seq)),
             Err(refusal) if refusal.is_conflict() => Ok(None),
@@ -191,9 +147,9 @@ impl Bucketed {
     /// keys that were deleted.
     async fn page(&self, prefix: &str, from: Option<u64>) -> Result<Page<String, u64>, StoreError> {
         let from = from.unwrap_or(0);
-        let question = json!({ "subjects_filter": self.keys.all(), "offset": from }).to_string();
-        let payload = self.ask(api("INFO", &self.keys), None, question.into()).await?;
-        let answer: Result<Bucket, _> = answer(&payload, &self.keys).map_err(Fault::not_applied)?;
+        let question = json!({ "subjects_filter": self.keys.all(), "offset": from });
+        let answer: Result<Bucket, _> =
+            answer(&self.question("INFO", question).await?, &self.keys).map_err(Fault::not_applied)?;
         let bucket = answer.map_err(|refusal| refusal.error(&self.keys.bucket))?;
         let total = bucket.total;
         let subjects = bucket.subjects();
@@ -216,14 +172,8 @@ impl Drop for Bucketed {
 #[async_trait]
 impl Register for Bucketed {
     async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
-        let last = self.last(key).await.map_err(StoreError::of_read)?;
-        Ok(last.and_then(|last| {
-            Some(VersionedValue {
-                value: last.value?,
-                version: version(last.revision),
-                metadata: Metadata::default(),
-            })
-        }))
+        let found = self.last(key).await?.and_then(|last| Some((last.value?, version(last.revision))));
+        Ok(found.map(|(value, version)| VersionedValue { value, version, metadata: Metadata::default() }))
     }
 
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
@@ -232,7 +182,7 @@ impl Register for Bucketed {
             Precondition::Absent => match self.put(key, "0", None, body.bytes.clone()).await? {
                 Some(revision) => Some(revision),
                 // The key was deleted, which left a marker, or it exists. The first write certainly had no effect.
-                None => match self.last(key).await.map_err(StoreError::of_read)? {
+                None => match self.last(key).await? {
                     Some(Last { revision, value: None }) => {
                         self.put(key, &revision.to_string(), None, body.bytes).await?
                     }

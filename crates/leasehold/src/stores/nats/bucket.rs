@@ -1,16 +1,19 @@
 //! The stream of a bucket: whether its settings keep all locks.
 
+use std::collections::BTreeMap;
+
+use async_nats::HeaderMap;
 use bytes::Bytes;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::errors::{self, Refusal};
 use super::keys::Keys;
 use super::link::Link;
+use super::message::answer;
 use crate::error::{ErrorKind, Fault, StoreError};
 
-/// The oldest supported server. The leader of an older cluster can accept two writes that expect the same revision.
+/// The oldest supported server. The leader of an older cluster can accept two writes that expect the same revision: at
+/// the same time, or right after its election, before it knows all earlier writes.
 const OLDEST: (u64, u64) = (2, 11);
 
 /// The settings and the state of a stream.
@@ -34,7 +37,7 @@ pub(super) struct Bucket {
 #[derive(Debug, Default, Deserialize)]
 struct State {
     /// The number of messages with each subject.
-    subjects: Option<serde_json::Map<String, Value>>,
+    subjects: Option<BTreeMap<String, u64>>,
 }
 
 /// The subject of a request of JetStream's API.
@@ -42,21 +45,9 @@ pub(super) fn api(operation: &str, keys: &Keys) -> String {
     format!("$JS.API.STREAM.{operation}.{}", keys.stream())
 }
 
-/// Returns what a response contains, or the error in it.
-pub(super) fn answer<T: DeserializeOwned>(payload: &[u8], keys: &Keys) -> Result<Result<T, Refusal>, Fault> {
-    #[derive(Deserialize)]
-    struct Refused {
-        error: Refusal,
-    }
-    match serde_json::from_slice(payload) {
-        Ok(Refused { error }) => Ok(Err(error)),
-        Err(_) => serde_json::from_slice(payload).map(Ok).map_err(|_| errors::unreadable(&keys.bucket)),
-    }
-}
-
 /// Asks for the settings of the bucket.
 pub(super) async fn ask(link: &Link, keys: &Keys) -> Result<Bytes, StoreError> {
-    Ok(link.request(api("INFO", keys), None, Bytes::new()).await?.payload)
+    link.request(api("INFO", keys), HeaderMap::new(), Bytes::new()).await
 }
 
 impl Bucket {
@@ -69,7 +60,7 @@ impl Bucket {
 
     /// Returns the subjects in the response.
     pub(super) fn subjects(self) -> Vec<String> {
-        self.state.subjects.unwrap_or_default().into_iter().map(|(subject, _)| subject).collect()
+        self.state.subjects.unwrap_or_default().into_keys().collect()
     }
 
     /// Returns the time in the response, in microseconds since the Unix epoch.
@@ -120,6 +111,10 @@ impl Bucket {
                 "it copies other streams, which change locks without their revision",
             ),
             (!config["subject_transform"].is_null(), "subject_transform renames locks"),
+            (
+                self.number("max_msgs_per_subject") < 1,
+                "without max_msgs_per_subject, every renewal stays in it",
+            ),
         ];
         match flaws.into_iter().find_map(|(is_so, flaw)| is_so.then_some(flaw)) {
             Some(flaw) => unsupported(
@@ -185,6 +180,7 @@ mod tests {
             ("2.15.3", vec![("storage", json!("memory"))], "memory"),
             ("2.15.3", vec![("persist_mode", json!("async"))], "persist_mode"),
             ("2.15.3", vec![("no_ack", json!(true))], "no_ack"),
+            ("2.15.3", vec![("max_msgs_per_subject", json!(-1))], "max_msgs_per_subject"),
             ("2.15.3", vec![("mirror", json!({"name": "KV_a"}))], "mirror"),
             ("2.15.3", vec![("sources", json!([{"name": "KV_a"}]))], "copies"),
             ("2.15.3", vec![("subject_transform", json!({"src": "a", "dest": "b"}))], "subject_transform"),

@@ -34,19 +34,15 @@ impl Refusal {
         [10_071, 10_164].contains(&self.err_code)
     }
 
-    /// Returns whether the bucket does not exist.
-    pub(super) fn is_missing_bucket(&self) -> bool {
-        self.err_code == 10_059
+    /// Returns whether the bucket can be created as another attempt failed: it does not exist, or the server is in no
+    /// cluster.
+    pub(super) fn asks_for_bucket(&self) -> bool {
+        [10_059, 10_074].contains(&self.err_code)
     }
 
-    /// Returns whether another bucket of this name exists, which is to be created.
+    /// Returns whether a bucket of this name exists already.
     pub(super) fn is_existing_bucket(&self) -> bool {
         self.err_code == 10_058
-    }
-
-    /// Returns whether the server is in no cluster, so that a bucket has one replica.
-    pub(super) fn has_no_cluster(&self) -> bool {
-        self.err_code == 10_074
     }
 
     /// Returns the error of a request about `bucket`.

@@ -1,11 +1,13 @@
 //! The doctor's checks of the bucket, and its creation.
 
+use async_nats::HeaderMap;
 use serde_json::Value;
 
 use super::Bucketed;
-use super::bucket::{self, Bucket, answer, api};
+use super::bucket::{self, Bucket, api};
 use super::keys::Keys;
-use super::link::Links;
+use super::links::Links;
+use super::message::answer;
 use crate::diagnosis::{CheckStatus, Examined, Finding};
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::retry::RetryBudget;
@@ -77,12 +79,12 @@ impl Links {
         let mut found = answer::<Value>(&response, keys).map_err(Fault::not_applied)?;
         for replicas in [REPLICAS, 1] {
             match found {
-                Err(refusal) if refusal.is_missing_bucket() || refusal.has_no_cluster() => {}
+                Err(refusal) if refusal.asks_for_bucket() => {}
                 _ => break,
             }
             let settings = bucket::settings(keys, replicas, revision).to_string();
-            let response = link.request(api("CREATE", keys), None, settings.into()).await?;
-            found = answer::<Value>(&response.payload, keys).map_err(Fault::maybe_applied)?;
+            let response = link.request(api("CREATE", keys), HeaderMap::new(), settings.into()).await?;
+            found = answer::<Value>(&response, keys).map_err(Fault::maybe_applied)?;
         }
         match found {
             // Another process may have just created it.
