@@ -10,7 +10,7 @@ use leasehold::lease::{AcquireOutcome, LeaseStore, Released, Renewal};
 use leasehold::{ErrorKind, Locker};
 use leasehold_testkit::process::within;
 use leasehold_testkit::servers::{Server, with_option};
-use leasehold_testkit::stores::redis::{Cluster, RedisServer, record, redis_cli};
+use leasehold_testkit::stores::redis::{Cluster, RedisServer, key, record, redis_cli};
 
 use crate::leases::{claim_of, granted_to, open, refused_to};
 use crate::workers;
@@ -180,8 +180,49 @@ async fn requests_follow_a_slot_that_moves() {
     assert!(matches!(second.renew(&mut grant).await.unwrap(), Renewal::Renewed), "MOVED");
     refused_to(&*store, &claim_of(&*store, name, TTL)).await;
     assert_eq!(second.release(&mut grant, None).await.unwrap(), Released::Released);
-    let record = record(&url, key);
-    assert_eq!(redis_cli(cluster.members()[other].url(), &["EXISTS", &record]).await, "1");
+    let kept = redis_cli(cluster.members()[other].url(), &["EXISTS", &record(&url, key)]).await;
+    assert_eq!(kept, "1");
+}
+
+/// Another server was the primary meanwhile, and may have lost a grant, while the connection to this one stayed open.
+#[tokio::test]
+async fn a_primary_that_is_promoted_again_is_asked_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let cluster = cluster(folder.path()).await;
+    let name = lock_at(&cluster, 0).await;
+    let key = format!("locks/{name}");
+    let store = open(&url(&cluster, "failover_grace=20s")).await;
+    within("the end of the first grace", async {
+        while is_withheld(&try_lock(&*store, &name).await) {
+            SystemClock.sleep(Duration::from_millis(100)).await;
+        }
+    })
+    .await;
+    let (primary, replica) = cluster.pair_of(&key).await;
+    for next in [replica.unwrap(), primary] {
+        within("the promotion", async {
+            while cluster.pair_of(&key).await.0 != next {
+                redis_cli(cluster.members()[next].url(), &["CLUSTER", "FAILOVER"]).await;
+                SystemClock.sleep(Duration::from_millis(100)).await;
+            }
+        })
+        .await;
+    }
+    redis_cli(cluster.members()[primary].url(), &["DEL", &key, &record(&cluster.url(), &key)]).await;
+    let outcome = try_lock(&*store, &name).await;
+    assert!(is_withheld(&outcome), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn the_key_of_another_client_is_respected() {
+    let url = with_option(&Server::REDIS_CLUSTER.url(), &format!("prefix=theirs{:x}/", std::process::id()));
+    let store = open(&url).await;
+    assert_eq!(redis_cli(&url, &["SET", &key(&url, "lock"), "theirs", "NX", "PX", "60000"]).await, "OK");
+    let held = refused_to(&*store, &claim_of(&*store, "lock", TTL)).await;
+    assert!(held.to_string().contains("another client"), "{held}");
+    redis_cli(&url, &["DEL", &key(&url, "lock")]).await;
+    granted_to(&*store, &claim_of(&*store, "lock", TTL)).await;
+    assert_eq!(redis_cli(&url, &["SET", &key(&url, "lock"), "theirs", "NX"]).await, "");
 }
 
 #[tokio::test]

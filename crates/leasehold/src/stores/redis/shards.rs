@@ -94,7 +94,9 @@ impl Shards {
             return self.shard_at(None, false).await;
         }
         let slots = self.slots().await?;
-        let host = slots.host_of(key).ok_or_else(|| errors::without_server().not_applied())?;
+        let host = slots
+            .host_of(key)
+            .ok_or_else(|| errors::without_server("the slot of this lock").not_applied())?;
         self.shard_at(Some(host), false).await
     }
 
@@ -125,18 +127,12 @@ impl Shards {
                 Found { known, .. } => known.clone(),
             };
             let connector = &shards.connector;
-            let mut failed = Vec::new();
-            for hosts in [known.as_slice(), &connector.location.hosts] {
-                for hosts in hosts.chunks(ASKED) {
-                    let ask = |host| Box::pin(connector.slots(host, &shards.env));
-                    match select_ok(hosts.iter().map(ask)).await {
-                        Ok((slots, _)) => {
-                            let slots = Arc::new(slots);
-                            locked(&shards.slots).slots = Some(slots.clone());
-                            return Ok(slots);
-                        }
-                        Err(error) => failed.push(error),
-                    }
+            let (hosts, mut failed) = ([known, connector.location.hosts.clone()].concat(), Vec::new());
+            for hosts in hosts.chunks(ASKED) {
+                let ask = |host| Box::pin(connector.slots(host, &shards.env));
+                match select_ok(hosts.iter().map(ask)).await {
+                    Ok((slots, _)) => return Ok(locked(&shards.slots).slots.insert(Arc::new(slots)).clone()),
+                    Err(error) => failed.push(error),
                 }
             }
             Err(none_of(failed))
@@ -186,5 +182,29 @@ impl Shard {
     /// Returns where the latest request was sent on to, and whether only that one, and forgets it.
     pub(super) fn redirect(&self) -> Option<(Host, bool)> {
         locked(&self.redirect).take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::lease::StoreOptions;
+    use crate::url::StoreUrl;
+
+    #[test]
+    fn the_bounds_of_the_clock_hold_for_each_shard() {
+        let url = StoreUrl::parse("redis://h1,h2/?cluster=on").unwrap();
+        let location = Location::from_url(url, &mut StoreOptions::default()).unwrap();
+        let hosts = location.hosts.clone();
+        let shards = Shards::new(Connector::to(location).unwrap(), Env::system());
+        assert!(shards.time().is_none());
+        let now = shards.env.now();
+        for (host, us) in hosts.iter().zip([5_000_000_000, 1_000_000_000]) {
+            shards.links(Some(host)).clock.observe(us, Duration::ZERO, now, now);
+        }
+        let time = shards.time().unwrap();
+        assert!(time.lo_us < 2_000_000_000 && time.hi_us >= 5_000_000_000, "{time:?}");
     }
 }
