@@ -117,9 +117,8 @@ async fn a_failover_withholds_the_locks_of_its_shard_alone() {
     .await;
     let (primary, replica) = cluster.pair_of(&format!("locks/{lost}")).await;
     let replica = replica.unwrap();
-    let pid = redis_cli(cluster.members()[replica].url(), &["INFO", "server"]).await;
-    let pid = pid.lines().find_map(|line| line.strip_prefix("process_id:")).unwrap().trim().to_owned();
-    signal(&pid, "STOP").await;
+    let stopped = pid_of(&cluster, replica).await;
+    signal(&stopped, "STOP").await;
     // Otherwise, the system would keep the grant for the replica.
     assert_eq!(
         redis_cli(cluster.members()[primary].url(), &["CLIENT", "KILL", "TYPE", "replica"]).await,
@@ -127,7 +126,7 @@ async fn a_failover_withholds_the_locks_of_its_shard_alone() {
     );
     let mut grant = granted_to(&*old, &claim_of(&*old, &lost, TTL)).await;
     cluster.kill_for_good(primary).await.unwrap();
-    signal(&pid, "CONT").await;
+    signal(&stopped, "CONT").await;
     within("the promotion", async { while cluster.pair_of(&format!("locks/{lost}")).await.0 != replica {} })
         .await;
     let outcome = try_lock(&*strict, &lost).await;
@@ -150,9 +149,37 @@ async fn a_failover_withholds_the_locks_of_its_shard_alone() {
     }
 }
 
+async fn pid_of(cluster: &Cluster, member: usize) -> String {
+    let info = redis_cli(cluster.members()[member].url(), &["INFO", "server"]).await;
+    info.lines().find_map(|line| line.strip_prefix("process_id:")).unwrap().trim().to_owned()
+}
+
 async fn signal(pid: &str, signal: &str) {
     let status = tokio::process::Command::new("kill").args(["-s", signal, pid]).status().await.unwrap();
     assert!(status.success());
+}
+
+/// The primary accepts connections, but does not respond. A short lease leaves no time to find that out in one request.
+#[tokio::test]
+async fn a_primary_that_hangs_is_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let cluster = cluster(folder.path()).await;
+    let locker = Locker::open(&url(&cluster, "failover_grace=0s")).await.unwrap();
+    let lock = locker.lock("lock").ttl(Duration::from_secs(1));
+    lock.acquire().await.unwrap().release().await.unwrap();
+    let (primary, _) = cluster.pair_of("locks/lock").await;
+    let pid = pid_of(&cluster, primary).await;
+    signal(&pid, "STOP").await;
+    let granted = within("a grant of the replica", async {
+        loop {
+            if let Ok(guard) = lock.acquire().await {
+                break guard;
+            }
+        }
+    });
+    let guard = granted.await;
+    signal(&pid, "CONT").await;
+    guard.release().await.unwrap();
 }
 
 /// A lock that is held, its release and other claims follow the slot. None of the requests is applied twice.
