@@ -17,7 +17,7 @@ start_servers() {
     local server failed=0
     name_programs || failed=1
     for server in moto_s3 moto_dynamodb minio dynamodb_local fake_gcs bad_gcs s3_ignoring s3_racy dynamodb_racy etcd \
-        azurite kube_apiserver mariadb postgresql pgbouncer redis valkey nats; do
+        azurite kube_apiserver mariadb postgresql pgbouncer redis valkey redis_cluster nats; do
         "start_$server" || failed=1
     done
     return "$failed"
@@ -269,12 +269,12 @@ INI
 start_redis() { start_redis_server redis && export LEASEHOLD_TEST_REDIS="$at"; }
 start_valkey() { start_redis_server valkey && export LEASEHOLD_TEST_VALKEY="$at"; }
 
-# start_redis_server NAME: starts a server that does not wait for the disk. Sets `at` to the store URL.
+# start_redis_server NAME [PROGRAM OPTION...]: starts a server that does not wait for the disk. Sets `at` to the store URL.
 start_redis_server() {
-    local port
-    port=$(free_port) && mkdir "$scratch/$1" || return 1
-    start "$1" "$port" redis_is_ready "$(redis_program "$1-server")" --bind 127.0.0.1 \
-        --port "$port" --dir "$scratch/$1" --save "" --appendonly yes --appendfsync no || return 1
+    local name=$1 port
+    port=$(free_port) && mkdir "$scratch/$name" || return 1
+    start "$name" "$port" redis_is_ready "$(redis_program "${2:-$name}-server")" --bind 127.0.0.1 \
+        --port "$port" --dir "$scratch/$name" --save "" --appendonly yes --appendfsync no "${@:3}" || return 1
     at="redis://127.0.0.1:$port?failover_grace=0s"
 }
 
@@ -285,6 +285,24 @@ start_nats() {
     start nats "$port" make_nats_bucket "$(go_program nats-server)" -a 127.0.0.1 -p "$port" -js -sd "$scratch/nats" ||
         return 1
     export LEASEHOLD_TEST_NATS="nats://127.0.0.1:$port/$STORE"
+}
+
+# Starts a Redis Cluster of three primaries with a replica each. Each server also listens 10,000 ports above its own.
+start_redis_cluster() {
+    local n at hosts=() deadline=$((SECONDS + 60))
+    for n in 1 2 3 4 5 6; do
+        start_redis_server "redis-cluster-$n" redis --cluster-enabled yes --cluster-node-timeout 2000 || return 1
+        at=${at#redis://}
+        hosts+=("${at%\?*}")
+    done
+    redis-cli --cluster create "${hosts[@]}" --cluster-replicas 1 --cluster-yes >"$scratch/redis-cluster.log" || return 1
+    for at in "${hosts[@]}"; do
+        until redis-cli -p "${at#*:}" cluster info | grep -q cluster_state:ok; do
+            ((SECONDS < deadline)) || { printf 'the Redis Cluster does not start\n'; return 1; }
+            sleep 0.2
+        done
+    done
+    export LEASEHOLD_TEST_REDIS_CLUSTER="redis://${hosts[0]},${hosts[1]},${hosts[2]}/?cluster=on&failover_grace=0s"
 }
 
 # Exports the paths of programs that tests run themselves. For example, chaos kills and restarts servers.

@@ -10,7 +10,7 @@ use leasehold::lease::{AcquireOutcome, LeaseStore, Released, Renewal};
 use leasehold::{ErrorKind, Locker};
 use leasehold_testkit::process::within;
 use leasehold_testkit::servers::{Server, with_option};
-use leasehold_testkit::stores::redis::{Cluster, RedisServer, record, redis_cli};
+use leasehold_testkit::stores::redis::{Cluster, RedisServer, key, record, redis_cli};
 
 use crate::leases::{claim_of, granted_to, open, refused_to};
 use crate::workers;
@@ -117,9 +117,8 @@ async fn a_failover_withholds_the_locks_of_its_shard_alone() {
     .await;
     let (primary, replica) = cluster.pair_of(&format!("locks/{lost}")).await;
     let replica = replica.unwrap();
-    let pid = redis_cli(cluster.members()[replica].url(), &["INFO", "server"]).await;
-    let pid = pid.lines().find_map(|line| line.strip_prefix("process_id:")).unwrap().trim().to_owned();
-    signal(&pid, "STOP").await;
+    let stopped = pid_of(&cluster, replica).await;
+    signal(&stopped, "STOP").await;
     // Otherwise, the system would keep the grant for the replica.
     assert_eq!(
         redis_cli(cluster.members()[primary].url(), &["CLIENT", "KILL", "TYPE", "replica"]).await,
@@ -127,7 +126,7 @@ async fn a_failover_withholds_the_locks_of_its_shard_alone() {
     );
     let mut grant = granted_to(&*old, &claim_of(&*old, &lost, TTL)).await;
     cluster.kill_for_good(primary).await.unwrap();
-    signal(&pid, "CONT").await;
+    signal(&stopped, "CONT").await;
     within("the promotion", async { while cluster.pair_of(&format!("locks/{lost}")).await.0 != replica {} })
         .await;
     let outcome = try_lock(&*strict, &lost).await;
@@ -150,9 +149,37 @@ async fn a_failover_withholds_the_locks_of_its_shard_alone() {
     }
 }
 
+async fn pid_of(cluster: &Cluster, member: usize) -> String {
+    let info = redis_cli(cluster.members()[member].url(), &["INFO", "server"]).await;
+    info.lines().find_map(|line| line.strip_prefix("process_id:")).unwrap().trim().to_owned()
+}
+
 async fn signal(pid: &str, signal: &str) {
     let status = tokio::process::Command::new("kill").args(["-s", signal, pid]).status().await.unwrap();
     assert!(status.success());
+}
+
+/// The primary accepts connections, but does not respond. A short lease leaves no time to find that out in one request.
+#[tokio::test]
+async fn a_primary_that_hangs_is_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let cluster = cluster(folder.path()).await;
+    let locker = Locker::open(&url(&cluster, "failover_grace=0s")).await.unwrap();
+    let lock = locker.lock("lock").ttl(Duration::from_secs(1));
+    lock.acquire().await.unwrap().release().await.unwrap();
+    let (primary, _) = cluster.pair_of("locks/lock").await;
+    let pid = pid_of(&cluster, primary).await;
+    signal(&pid, "STOP").await;
+    let granted = within("a grant of the replica", async {
+        loop {
+            if let Ok(guard) = lock.acquire().await {
+                break guard;
+            }
+        }
+    });
+    let guard = granted.await;
+    signal(&pid, "CONT").await;
+    guard.release().await.unwrap();
 }
 
 /// A lock that is held, its release and other claims follow the slot. None of the requests is applied twice.
@@ -180,8 +207,49 @@ async fn requests_follow_a_slot_that_moves() {
     assert!(matches!(second.renew(&mut grant).await.unwrap(), Renewal::Renewed), "MOVED");
     refused_to(&*store, &claim_of(&*store, name, TTL)).await;
     assert_eq!(second.release(&mut grant, None).await.unwrap(), Released::Released);
-    let record = record(&url, key);
-    assert_eq!(redis_cli(cluster.members()[other].url(), &["EXISTS", &record]).await, "1");
+    let kept = redis_cli(cluster.members()[other].url(), &["EXISTS", &record(&url, key)]).await;
+    assert_eq!(kept, "1");
+}
+
+/// Another server was the primary meanwhile, and may have lost a grant, while the connection to this one stayed open.
+#[tokio::test]
+async fn a_primary_that_is_promoted_again_is_asked_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let cluster = cluster(folder.path()).await;
+    let name = lock_at(&cluster, 0).await;
+    let key = format!("locks/{name}");
+    let store = open(&url(&cluster, "failover_grace=20s")).await;
+    within("the end of the first grace", async {
+        while is_withheld(&try_lock(&*store, &name).await) {
+            SystemClock.sleep(Duration::from_millis(100)).await;
+        }
+    })
+    .await;
+    let (primary, replica) = cluster.pair_of(&key).await;
+    for next in [replica.unwrap(), primary] {
+        within("the promotion", async {
+            while cluster.pair_of(&key).await.0 != next {
+                redis_cli(cluster.members()[next].url(), &["CLUSTER", "FAILOVER"]).await;
+                SystemClock.sleep(Duration::from_millis(100)).await;
+            }
+        })
+        .await;
+    }
+    redis_cli(cluster.members()[primary].url(), &["DEL", &key, &record(&cluster.url(), &key)]).await;
+    let outcome = try_lock(&*store, &name).await;
+    assert!(is_withheld(&outcome), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn the_key_of_another_client_is_respected() {
+    let url = with_option(&Server::REDIS_CLUSTER.url(), &format!("prefix=theirs{:x}/", std::process::id()));
+    let store = open(&url).await;
+    assert_eq!(redis_cli(&url, &["SET", &key(&url, "lock"), "theirs", "NX", "PX", "60000"]).await, "OK");
+    let held = refused_to(&*store, &claim_of(&*store, "lock", TTL)).await;
+    assert!(held.to_string().contains("another client"), "{held}");
+    redis_cli(&url, &["DEL", &key(&url, "lock")]).await;
+    granted_to(&*store, &claim_of(&*store, "lock", TTL)).await;
+    assert_eq!(redis_cli(&url, &["SET", &key(&url, "lock"), "theirs", "NX"]).await, "");
 }
 
 #[tokio::test]

@@ -29,7 +29,7 @@ macro_rules! notified {
 #[cfg(feature = "postgres")]
 notified!(postgres);
 #[cfg(feature = "redis")]
-notified!(redis redis_valkey);
+notified!(redis redis_valkey redis_cluster);
 
 /// A clock on which no pause ends.
 #[derive(Debug)]

@@ -94,7 +94,7 @@ impl Connector {
                 Ok(link) => {
                     self.accepted.note();
                     link.server
-                        .check(&link.host, self.location.cluster)
+                        .check(&link.host.to_string(), self.location.cluster)
                         .map(|()| link)
                         .map_err(Fault::not_applied)
                 }

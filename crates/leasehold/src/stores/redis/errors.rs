@@ -4,10 +4,13 @@ use redis::RedisError;
 
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::printable;
-use crate::stores::hosts::Host;
 
 /// How much of a server's message is shown, in characters.
 const MAX_SHOWN: usize = 300;
+
+/// The help for slots without a server.
+pub(super) const FIX: &str =
+    "start their servers, or assign the slots to others: see redis-cli --cluster check HOST:PORT";
 
 /// The codes of errors with which the server refuses a script before the script has written anything. In a cluster, a
 /// server with MOVED, ASK, TRYAGAIN or CLUSTERDOWN has not run the script at all.
@@ -119,11 +122,7 @@ fn of_answer(code: &str, detail: &str) -> Fault {
             "a key of leasehold has another type: another program uses the same keys; use another prefix=... in the store URL",
         ),
         "CROSSSLOT" => return cluster(),
-        "CLUSTERDOWN" => {
-            return Fault::unavailable(message).with_help(
-                "some slots of the cluster have no server: see redis-cli --cluster check HOST:PORT",
-            );
-        }
+        "CLUSTERDOWN" => return without_server(&message),
         _ if says("cluster support disabled") => {
             (ErrorKind::Unsupported, "the server is not part of a cluster: leave out cluster=on")
         }
@@ -155,15 +154,14 @@ pub(super) fn cluster() -> Fault {
         .with_help("add cluster=on to the store URL: redis://host1,host2/?cluster=on&prefix=locks/")
 }
 
-pub(super) fn no_cluster(host: &Host) -> Fault {
-    Fault::new(ErrorKind::Unsupported, format!("the Redis server {host} is not part of a cluster"))
+pub(super) fn no_cluster(host: &str) -> Fault {
+    Fault::new(ErrorKind::Unsupported, format!("{host}: the Redis server is not part of a cluster"))
         .with_help("leave out cluster=on, or name the servers of a cluster")
 }
 
 /// Returns the error for a slot without a server.
-pub(super) fn without_server() -> Fault {
-    Fault::unavailable("no server of the Redis Cluster has the slot of this lock")
-        .with_help("assign all slots to servers: see redis-cli --cluster check HOST:PORT")
+pub(super) fn without_server(what: &str) -> Fault {
+    Fault::unavailable(format!("slots of the Redis Cluster have no server: {what}")).with_help(FIX)
 }
 
 /// Returns the error for a lock whose name has braces that mislead.
@@ -173,4 +171,26 @@ pub(super) fn braces(key: &str) -> Fault {
     );
     Fault::new(ErrorKind::Invalid, message)
         .with_help("use a lock name and a prefix without braces, or with a hash tag such as {locks}/")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_redirect_was_not_applied_and_may_be_repeated() {
+        for (answer, asks) in [
+            ("-MOVED 7 h:1", true),
+            ("-ASK 7 h:1", false),
+            ("-TRYAGAIN Multiple keys request during rehashing of slot", false),
+            ("-CLUSTERDOWN Hash slot not served", true),
+            ("-LOADING Redis is loading the dataset in memory", true),
+        ] {
+            let answer = redis::parse_redis_value(format!("{answer}\r\n").as_bytes()).unwrap();
+            let error = answer.extract_error().unwrap_err();
+            assert!(matches!(of_request(&error), StoreError::NotApplied(_)), "{error}");
+            assert!(of_request(&error).is_transient(), "{error}");
+            assert_eq!(is_of_this_shard(&error), asks, "{error}");
+        }
+    }
 }

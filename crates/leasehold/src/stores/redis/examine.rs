@@ -13,11 +13,7 @@ use crate::error::{ErrorKind, StoreError};
 use crate::lease::{Claim, Holder, Id, Ttl};
 use crate::retry::RetryBudget;
 use crate::stores::grace;
-use crate::stores::hosts::Host;
 use crate::types::LockName;
-
-/// How many checks there are for each primary.
-const FINDINGS: usize = 4;
 
 /// The time limit of a single request of these checks.
 const SETTING: Duration = Duration::from_secs(2);
@@ -52,37 +48,36 @@ impl RedisRecords {
         } else {
             links.push(connector.connect_to_any(&self.env).await?);
         }
-        let mut shards = Vec::new();
-        for link in &links {
-            shards.push(self.of_primary(link, ttl).await);
-        }
         // Of each check, the worst finding of all shards.
-        for n in 0..FINDINGS {
-            let found = shards.iter().map(|findings| &findings[n]);
-            if let Some(worst) = found.rev().max_by_key(|finding| severity(finding.verdict)) {
-                examined.push(worst.clone());
+        let mut worst: Vec<Finding> = Vec::new();
+        for link in &links {
+            for (n, finding) in self.of_primary(link, ttl).await.into_iter().enumerate() {
+                match worst.get_mut(n) {
+                    None => worst.push(finding),
+                    Some(other) if severity(&finding) > severity(other) => *other = finding,
+                    Some(_) => {}
+                }
             }
         }
+        worst.into_iter().for_each(|finding| examined.push(finding));
         examined.push(self.permissions(ttl).await?);
         examined.push(self.messages().await?);
         Ok(())
     }
 
     /// Describes a primary.
-    async fn of_primary(&self, link: &Link, ttl: Ttl) -> [Finding; FINDINGS] {
+    async fn of_primary(&self, link: &Link, ttl: Ttl) -> [Finding; 4] {
         let (server, location) = (&link.server, self.shards().location());
         let (grace, lease) = (location.failover_grace, ttl.contender_span() + self.margin);
-        let least_replicas = self.least_replicas(link).await;
+        let (least_replicas, host) = (self.least_replicas(link).await, link.host.to_string());
         let mut findings = [
-            primary(server, &link.host, location.cluster),
+            primary(server, &host, location.cluster),
             eviction(server),
             failover(server, grace, lease, least_replicas),
             durability(server, grace),
         ];
         if location.cluster {
-            findings[1..]
-                .iter_mut()
-                .for_each(|finding| finding.seen = format!("{}: {}", link.host, finding.seen));
+            findings[1..].iter_mut().for_each(|finding| finding.seen.insert_str(0, &format!("{host}: ")));
         }
         findings
     }
@@ -90,24 +85,17 @@ impl RedisRecords {
     /// Describes the cluster of these primaries.
     async fn cluster(&self, links: &[Link], missing: usize) -> Finding {
         const CHECK: &str = "cluster";
-        let fix = "assign all slots to servers: see redis-cli --cluster check HOST:PORT";
         if missing > 0 {
-            let message =
-                format!("{missing} of 16384 hash slots have no server: locks in them cannot be acquired");
-            return Finding::failed(CHECK, message).with_help(fix);
+            return Finding::failed(CHECK, format!("{missing} of 16384 hash slots have no server"))
+                .with_help(errors::FIX);
         }
         for link in links {
-            let mut question = redis::cmd("CLUSTER");
-            let mut connection = link.connection.clone();
+            let (mut question, mut connection) = (redis::cmd("CLUSTER"), link.connection.clone());
             let asked = question.arg("INFO").query_async::<String>(&mut connection);
-            if let Some(Ok(info)) = timeout(&*self.env.clock, SETTING, asked).await
-                && !info.contains("cluster_state:ok")
-            {
-                return Finding::failed(
-                    CHECK,
-                    format!("{} reports that its cluster does not work", link.host),
-                )
-                .with_help(fix);
+            let info = timeout(&*self.env.clock, SETTING, asked).await;
+            if matches!(info, Some(Ok(info)) if info.contains("cluster_state:fail")) {
+                return Finding::failed(CHECK, format!("{} reports cluster_state:fail", link.host))
+                    .with_help(errors::FIX);
             }
         }
         let Some(alone) = links.iter().find(|link| link.server.replicas == 0) else {
@@ -116,14 +104,11 @@ impl RedisRecords {
         let mut connection = alone.connection.clone();
         let asked = setting::<String>(&mut connection, "cluster-require-full-coverage");
         let stops = match timeout(&*self.env.clock, SETTING, asked).await {
-            Some(Ok(Some(value))) if value == "no" => "the locks in its slots",
-            _ => "all locks of the cluster (unless cluster-require-full-coverage is no)",
+            Some(Ok(Some(value))) if value == "no" => "lock of this shard",
+            _ => "lock of any shard (unless cluster-require-full-coverage is no)",
         };
-        Finding::warning(
-            CHECK,
-            format!("{} has no replica: while it is down, {stops} cannot be acquired", alone.host),
-        )
-        .with_help("add a replica to each primary")
+        let what = format!("{} has no replica: while it is down, no {stops} can be acquired", alone.host);
+        Finding::warning(CHECK, what).with_help("add a replica to each primary")
     }
 
     /// Checks whether the user may receive the messages about released locks.
@@ -170,8 +155,8 @@ impl RedisRecords {
     }
 }
 
-fn severity(verdict: CheckStatus) -> u8 {
-    match verdict {
+fn severity(finding: &Finding) -> u8 {
+    match finding.verdict {
         CheckStatus::Failed => 2,
         CheckStatus::Warning => 1,
         CheckStatus::Passed | CheckStatus::NotApplicable => 0,
@@ -195,7 +180,7 @@ fn least_permissions(cluster: bool) -> Vec<String> {
     .to_vec()
 }
 
-fn primary(server: &ServerInfo, host: &Host, cluster: bool) -> Finding {
+fn primary(server: &ServerInfo, host: &str, cluster: bool) -> Finding {
     const CHECK: &str = "primary";
     // The check `eviction` reports the policy.
     let suits = ServerInfo { policy: String::new(), ..server.clone() };
@@ -317,9 +302,9 @@ mod tests {
             |has_memory_limit| ServerInfo { policy: "allkeys-lru".into(), has_memory_limit, ..server() };
         let volatile = ServerInfo { has_append_only_file: false, ..server() };
         for (finding, verdict) in [
-            (primary(&server(), "h"), Passed),
-            (primary(&ServerInfo { is_primary: false, ..server() }, "h"), Failed),
-            (primary(&cache(true), "h"), Passed),
+            (primary(&server(), "h", false), Passed),
+            (primary(&ServerInfo { is_primary: false, ..server() }, "h", false), Failed),
+            (primary(&cache(true), "h", false), Passed),
             (eviction(&server()), Passed),
             (eviction(&cache(false)), Warning),
             (eviction(&cache(true)), Failed),

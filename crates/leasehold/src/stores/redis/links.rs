@@ -1,6 +1,7 @@
 //! The connection to a primary. All requests share one connection, because the server runs one script at a time. It is
 //! opened on demand, and replaced when it is lost or does not respond.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -28,6 +29,8 @@ pub(super) struct Links {
     pub(super) calls: Arc<Calls>,
     current: Mutex<Option<Arc<Link>>>,
     opening: tokio::sync::Mutex<()>,
+    /// In a cluster, whether the connection was needed before.
+    pub(super) was_used: AtomicBool,
     /// The clock of the server.
     pub(super) clock: StoreClock,
 }
@@ -40,6 +43,7 @@ impl Links {
             calls,
             current: Mutex::default(),
             opening: tokio::sync::Mutex::default(),
+            was_used: AtomicBool::default(),
             clock: StoreClock::default(),
         }
     }

@@ -108,7 +108,7 @@ impl Drop for RedisRecords {
 #[async_trait]
 impl Records for RedisRecords {
     async fn read(&self, name: &LockName) -> Result<Option<Found>, StoreError> {
-        let (_, answer) = self.ask(name, &self.scripts.read, false, |_, _| Ok(())).await?;
+        let (_, answer) = self.ask(name, &self.scripts.read, None, |_, _| {}).await?;
         answer.found(&self.record_of(name)?).map_err(Fault::not_applied)
     }
 
@@ -157,18 +157,16 @@ impl Records for RedisRecords {
         let entry = waiter.to_json().map_err(Fault::not_applied)?;
         let arguments = |_: &Shard, script: &mut ScriptInvocation<'_>| {
             script.arg(waiter.claim.to_string()).arg(waiter.polls_ms).arg(most_ms).arg(&entry);
-            Ok(())
         };
-        let (_, answer) = self.ask(name, &self.scripts.join, false, arguments).await?;
+        let (_, answer) = self.ask(name, &self.scripts.join, None, arguments).await?;
         answer.found(&self.record_of(name)?).map_err(Fault::maybe_applied)
     }
 
     async fn leave(&self, name: &LockName, claim: Id) -> Result<(), StoreError> {
         let arguments = |_: &Shard, script: &mut ScriptInvocation<'_>| {
             script.arg(claim.to_string());
-            Ok(())
         };
-        self.ask(name, &self.scripts.leave, false, arguments).await.map(drop)
+        self.ask(name, &self.scripts.leave, None, arguments).await.map(drop)
     }
 
     async fn freed(&self, name: &LockName, claim: Option<Id>) {
@@ -196,9 +194,8 @@ impl Records for RedisRecords {
     async fn discard(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
         let arguments = |_: &Shard, script: &mut ScriptInvocation<'_>| {
             script.arg(version.as_str()).arg(name.as_str());
-            Ok(())
         };
-        let (_, answer) = self.ask(name, &self.scripts.discard, false, arguments).await?;
+        let (_, answer) = self.ask(name, &self.scripts.discard, None, arguments).await?;
         Ok(answer.outcome == "done")
     }
 
@@ -265,24 +262,24 @@ impl RedisRecords {
         self.lock("//leasehold/names")
     }
 
-    /// Runs a script for the lock `name`, with the arguments for the shard that gets it. If the shard sends the request
+    /// Runs a script for the lock `name`, with the arguments for the shard that gets it. `grant` is the lease
+    /// that it grants, if any. If the shard sends the request
     /// on to another one, or has a new primary since it was asked, it has not run it, and the request is repeated.
-    async fn ask<A>(
+    async fn ask(
         &self,
         name: &LockName,
         script: &Script,
-        grants: bool,
-        arguments: A,
-    ) -> Result<(Shard, Answer), StoreError>
-    where
-        A: Fn(&Shard, &mut ScriptInvocation<'_>) -> Result<(), StoreError> + Send + Sync,
-    {
+        grant: Option<Duration>,
+        arguments: impl Fn(&Shard, &mut ScriptInvocation<'_>) + Send + Sync,
+    ) -> Result<(Shard, Answer), StoreError> {
         let (lock, record) = (self.lock(name.as_str()), self.record_of(name)?);
         let location = self.shards().location();
         let mut shard = self.shard(&lock).await?;
         let mut hops = 0..MOST_HOPS;
         loop {
-            if grants && location.cluster && !location.failover_grace.is_zero() {
+            if let Some(lease) = grant {
+                let server = &shard.link.server;
+                self.check_grace(lease, server, server.replicas > 0)?;
                 self.vouch(&shard).await?;
             }
             let mut invocation = script.prepare_invoke();
@@ -290,7 +287,7 @@ impl RedisRecords {
             if !location.cluster {
                 invocation.key(self.lock(EPOCH)).key(self.names_key());
             }
-            arguments(&shard, &mut invocation)?;
+            arguments(&shard, &mut invocation);
             let sent = self.env.now();
             let may_repeat = hops.next().is_some();
             match self.shards().invoke(&shard, &invocation).await {
@@ -310,12 +307,12 @@ impl RedisRecords {
         }
     }
 
-    /// Asks the primary of `shard` which server it is, and when its grace is over.
+    /// In a cluster, asks the primary of `shard` which server it is, and when its grace is over.
     async fn vouch(&self, shard: &Shard) -> Result<(), StoreError> {
-        if shard.link.vouched().is_some() {
+        let location = self.shards().location();
+        if !location.cluster || location.failover_grace.is_zero() || shard.link.vouched().is_some() {
             return Ok(());
         }
-        let location = self.shards().location();
         let key = self.slots().await?.key_at(&shard.link.host, &location.prefix, EPOCH);
         let mut script = self.scripts.epoch.prepare_invoke();
         script.key(key).arg(micros(location.failover_grace));
@@ -358,14 +355,9 @@ impl RedisRecords {
         let prolonged = before.filter(|_| change == Change::Renew);
         let prolonged = prolonged.map(|before| micros(before.kept_for(self.margin)).to_string());
         let arguments = |shard: &Shard, script: &mut ScriptInvocation<'_>| {
-            let server = &shard.link.server;
-            if change == Change::Grant {
-                self.check_grace(kept, server, server.replicas > 0)?;
-            }
             let now = self.env.now();
             let left = attempt_limit(record.ttl()).saturating_sub(now.longest_since(began));
             let too_late = shard.links.clock_us(now).saturating_add(micros(left));
-            let vouched = shard.link.vouched().clone();
             script
                 .arg(expect)
                 .arg(change.as_str())
@@ -380,18 +372,17 @@ impl RedisRecords {
                 .arg(too_late)
                 .arg(micros(location.failover_grace))
                 .arg(micros(kept))
-                .arg(micros(server.lag()))
+                .arg(micros(shard.link.server.lag()))
                 .arg(name.as_str())
                 .arg(if calls { location.channel() } else { String::new() })
                 .arg(prolonged.as_deref().unwrap_or_default())
                 .arg(recorded(record.size).map(|size| size.to_string()).unwrap_or_default());
-            if let Some(Vouched { epoch, over_us }) = vouched {
+            if let Some(Vouched { epoch, over_us }) = &*shard.link.vouched() {
                 script.arg(epoch).arg(over_us);
             }
-            Ok(())
         };
-        let is_grant = change == Change::Grant;
-        let (shard, answer) = self.ask(name, &self.scripts.write, is_grant, arguments).await?;
+        let grant = (change == Change::Grant).then_some(kept);
+        let (shard, answer) = self.ask(name, &self.scripts.write, grant, arguments).await?;
         let key = self.record_of(name)?;
         match answer.outcome.as_str() {
             "done" if expect == ANY_FREE => {

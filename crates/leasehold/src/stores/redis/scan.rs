@@ -32,10 +32,8 @@ impl RedisRecords {
     ) -> Result<Page<LockName, Position>, StoreError> {
         let mut hosts = self.slots().await?.hosts();
         hosts.sort_by_key(ToString::to_string);
-        let (host, cursor) = match from.or_else(|| Some((hosts.first()?.clone(), 0))) {
-            Some(position) => position,
-            None => return Err(errors::without_server().not_applied()),
-        };
+        let position = from.or_else(|| Some((hosts.first()?.clone(), 0)));
+        let (host, cursor) = position.ok_or_else(|| errors::without_server("all").not_applied())?;
         let shard = self.shard_at(&host, false).await?;
         let pattern = format!("*{}*{RECORD}", escaped(&self.lock(&prefix)));
         let mut scan = redis::cmd("SCAN");

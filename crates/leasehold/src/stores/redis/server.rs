@@ -5,7 +5,6 @@ use std::time::Duration;
 use super::errors;
 use crate::error::{ErrorKind, Fault};
 use crate::lease::printable;
-use crate::stores::hosts::Host;
 
 /// The oldest supported version. Older servers do not check min-replicas-to-write for scripts, and have no permissions
 /// for channels.
@@ -67,7 +66,7 @@ impl ServerInfo {
     }
 
     /// Fails if locks are not safe on this server.
-    pub(super) fn check(&self, host: &Host, cluster: bool) -> Result<(), Fault> {
+    pub(super) fn check(&self, host: &str, cluster: bool) -> Result<(), Fault> {
         if self.is_clustered != cluster {
             return Err(if cluster { errors::no_cluster(host) } else { errors::cluster() });
         }
@@ -109,14 +108,10 @@ mod tests {
     const INFO: &str = "# Server\r\nredis_version:7.2.4\r\nvalkey_version:8.0.1\r\nmaxmemory:0\r\n\
         maxmemory_policy:allkeys-lru\r\nrole:master\r\nconnected_slaves:2\r\naof_enabled:1\r\ncluster_enabled:0\r\n";
 
-    fn host() -> Host {
-        Host { name: "h".into(), port: 1 }
-    }
-
     fn check(change: impl FnOnce(&mut ServerInfo)) -> Result<(), Fault> {
         let mut server = ServerInfo::of(INFO);
         change(&mut server);
-        server.check(&host(), false)
+        server.check("h:1", false)
     }
 
     #[test]
@@ -129,8 +124,8 @@ mod tests {
         assert_eq!(check(|server| server.is_clustered = true).unwrap_err().kind, ErrorKind::Unsupported);
         assert_eq!(check(|server| server.is_primary = false).unwrap_err().kind, ErrorKind::Unavailable);
         assert_eq!(check(|server| server.version = (6, 0)).unwrap_err().kind, ErrorKind::Unsupported);
-        let error = ServerInfo::of(INFO).check(&host(), true).unwrap_err();
+        let error = ServerInfo::of(INFO).check("h:1", true).unwrap_err();
         assert!(error.help.unwrap().contains("leave out cluster=on"));
-        assert!(ServerInfo::of("").check(&host(), false).is_err());
+        assert!(ServerInfo::of("").check("h:1", false).is_err());
     }
 }

@@ -2,6 +2,7 @@
 //! slots.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::future::select_ok;
@@ -37,9 +38,10 @@ pub(super) struct Shards {
 /// What is known about the slots of a cluster.
 #[derive(Debug, Default)]
 struct Found {
-    slots: Option<Arc<Slots>>,
-    /// Primaries to ask for the slots, before the servers in the URL.
-    known: Vec<Host>,
+    slots: Arc<Slots>,
+    is_current: bool,
+    /// The server to ask last, because it may have been replaced.
+    failed: Option<Host>,
 }
 
 /// The shard of a lock, for one request.
@@ -49,6 +51,8 @@ pub(super) struct Shard {
     pub(super) link: Arc<Link>,
     /// Whether the shard has the slot only for requests that were sent on to it, while the slot moves there.
     asks: bool,
+    /// The slots when the request began.
+    slots: Arc<Slots>,
     /// Where the server sent the request on to, and whether only this one.
     redirect: Mutex<Option<(Host, bool)>>,
 }
@@ -76,13 +80,22 @@ impl Shards {
         locked(&self.links).entry(host.cloned()).or_insert_with(new).clone()
     }
 
+    fn latest(&self) -> Arc<Slots> {
+        locked(&self.slots).slots.clone()
+    }
+
+    fn shard_of(&self, links: Arc<Links>, link: Arc<Link>, asks: bool) -> Shard {
+        Shard { links, link, asks, slots: self.latest(), redirect: Mutex::default() }
+    }
+
     /// Returns the shard that has `key`, if its connection is open.
     pub(super) fn opened(&self, key: &str) -> Option<Shard> {
         let links = match self.location().cluster {
             false => self.links(None),
-            true => self.links(Some(locked(&self.slots).slots.as_ref()?.host_of(key)?)),
+            true if !locked(&self.slots).is_current => return None,
+            true => self.links(Some(self.latest().host_of(key)?)),
         };
-        links.opened().map(|link| Shard::new(links, link, false))
+        links.opened().map(|link| self.shard_of(links, link, false))
     }
 
     /// Returns the shard that has `key`, and connects to it if necessary.
@@ -93,25 +106,31 @@ impl Shards {
         if !self.location().cluster {
             return self.shard_at(None, false).await;
         }
+        let seen = self.latest();
+        if let Some(host) = seen.host_of(key)
+            && self.links(Some(host)).was_used.swap(true, Ordering::SeqCst)
+        {
+            // The connection was lost, or the server does not respond.
+            self.outdate(&seen, Some(host));
+        }
         let slots = self.slots().await?;
-        let host = slots.host_of(key).ok_or_else(|| errors::without_server().not_applied())?;
-        self.shard_at(Some(host), false).await
+        let unknown = || errors::without_server("the slot of this lock").not_applied();
+        self.shard_at(Some(slots.host_of(key).ok_or_else(unknown)?), false).await
     }
 
     /// Connects to the shard whose primary is `host`.
     pub(super) async fn shard_at(&self, host: Option<&Host>, asks: bool) -> Result<Shard, StoreError> {
         let links = self.links(host);
-        let link = links.link().await.inspect_err(|_| self.forget_slots(host))?;
-        Ok(Shard::new(links, link, asks))
+        let link = links.link().await.inspect_err(|_| self.outdate(&self.latest(), host))?;
+        Ok(self.shard_of(links, link, asks))
     }
 
-    /// Asks for the slots again before the next request. `failed` may be unable to answer.
-    fn forget_slots(&self, failed: Option<&Host>) {
+    /// Asks for the slots before the next request, unless that was done since they were as `seen`.
+    fn outdate(&self, seen: &Arc<Slots>, failed: Option<&Host>) {
         let mut found = locked(&self.slots);
-        if let Some(slots) = found.slots.take() {
-            found.known = slots.hosts();
+        if Arc::ptr_eq(&found.slots, seen) {
+            (found.is_current, found.failed) = (false, failed.cloned());
         }
-        found.known.retain(|host| Some(host) != failed);
     }
 
     /// Returns the slots of the cluster. Asks for them in a separate task, so that if the request is abandoned, the next
@@ -120,26 +139,27 @@ impl Shards {
         let shards = self.clone();
         let asked = tokio::spawn(async move {
             let _asking = shards.asking.lock().await;
-            let known = match &*locked(&shards.slots) {
-                Found { slots: Some(slots), .. } => return Ok(slots.clone()),
-                Found { known, .. } => known.clone(),
+            let (seeds, mut hosts) = (shards.location().hosts.clone(), shards.latest().hosts());
+            let failed = match &*locked(&shards.slots) {
+                Found { slots, is_current: true, .. } => return Ok(slots.clone()),
+                Found { failed, .. } => failed.clone(),
             };
-            let connector = &shards.connector;
-            let mut failed = Vec::new();
-            for hosts in [known.as_slice(), &connector.location.hosts] {
-                for hosts in hosts.chunks(ASKED) {
-                    let ask = |host| Box::pin(connector.slots(host, &shards.env));
-                    match select_ok(hosts.iter().map(ask)).await {
-                        Ok((slots, _)) => {
-                            let slots = Arc::new(slots);
-                            locked(&shards.slots).slots = Some(slots.clone());
-                            return Ok(slots);
-                        }
-                        Err(error) => failed.push(error),
+            hosts.extend(seeds);
+            hosts.retain(|host| Some(host) != failed.as_ref());
+            let mut errors = Vec::new();
+            for hosts in hosts.chunks(ASKED).chain(failed.as_slice().chunks(1)) {
+                let ask = |host| Box::pin(shards.connector.slots(host, &shards.env));
+                match select_ok(hosts.iter().map(ask)).await {
+                    Ok((slots, _)) => {
+                        let slots = Arc::new(slots);
+                        *locked(&shards.slots) =
+                            Found { slots: slots.clone(), is_current: true, failed: None };
+                        return Ok(slots);
                     }
+                    Err(error) => errors.push(error),
                 }
             }
-            Err(none_of(failed))
+            Err(none_of(errors))
         });
         asked.await.unwrap_or_else(|_| Err(Fault::unavailable("the program is ending").not_applied()))
     }
@@ -155,7 +175,7 @@ impl Shards {
             if self.location().cluster {
                 *locked(&shard.redirect) = redirect(&error, &shard.link.host);
                 if errors::is_of_this_shard(&error) {
-                    self.forget_slots(Some(&shard.link.host).filter(|_| error.code().is_none()));
+                    self.outdate(&shard.slots, Some(&shard.link.host));
                 }
             }
             errors::of_request(&error)
@@ -179,12 +199,32 @@ impl Shards {
 }
 
 impl Shard {
-    fn new(links: Arc<Links>, link: Arc<Link>, asks: bool) -> Self {
-        Self { links, link, asks, redirect: Mutex::default() }
-    }
-
     /// Returns where the latest request was sent on to, and whether only that one, and forgets it.
     pub(super) fn redirect(&self) -> Option<(Host, bool)> {
         locked(&self.redirect).take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::lease::StoreOptions;
+    use crate::url::StoreUrl;
+
+    #[test]
+    fn the_bounds_of_the_clock_hold_for_each_shard() {
+        let url = StoreUrl::parse("redis://h1,h2/?cluster=on").unwrap();
+        let location = Location::from_url(url, &mut StoreOptions::default()).unwrap();
+        let hosts = location.hosts.clone();
+        let shards = Shards::new(Connector::to(location).unwrap(), Env::system());
+        assert!(shards.time().is_none());
+        let now = shards.env.now();
+        for (host, us) in hosts.iter().zip([5_000_000_000, 1_000_000_000]) {
+            shards.links(Some(host)).clock.observe(us, Duration::ZERO, now, now);
+        }
+        let time = shards.time().unwrap();
+        assert!(time.lo_us < 2_000_000_000 && time.hi_us >= 5_000_000_000, "{time:?}");
     }
 }

@@ -13,7 +13,7 @@ const SLOTS: u16 = 16_384;
 const TRIES: u32 = 1 << 18;
 
 /// The ranges of slots, and the primary of each.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Slots(Vec<(u16, u16, Host)>);
 
 impl Slots {
@@ -66,8 +66,9 @@ impl Slots {
     /// changes when slots move.
     pub(super) fn key_at(&self, host: &Host, prefix: &str, suffix: &str) -> String {
         let key = |number: u32| format!("{prefix}{{{number}}}{suffix}");
+        let has_slots = self.0.iter().any(|(_, _, primary)| primary == host);
         // If the prefix has a hash tag, all numbers have the same slot.
-        let tries = if tag(prefix).len() < prefix.len() { 1 } else { TRIES };
+        let tries = if has_slots && tag(prefix) == prefix { TRIES } else { 1 };
         (0..tries).map(key).find(|key| self.host_of(key) == Some(host)).unwrap_or_else(|| key(0))
     }
 }
