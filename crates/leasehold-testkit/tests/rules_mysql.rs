@@ -174,7 +174,6 @@ async fn a_statement_waits_only_briefly_for_a_locked_row() {
     let transaction = Open::on_row(fresh.url()).await;
     let error = store.release(&mut grant, None).await.unwrap_err();
     assert!(error.to_string().contains("Lock wait timeout"), "{error:?}");
-    assert!(matches!(error, StoreError::NotApplied(_)), "{error:?}");
     transaction.end().await;
     assert_eq!(store.release(&mut grant, None).await.unwrap(), Released::Released);
 }
@@ -299,8 +298,8 @@ async fn a_lock_that_others_wait_for_is_not_granted_unread() {
     store.release(&mut grant, None).await.unwrap();
     let reserved = refused(&*open(fresh.url()).await).await;
     assert!(reserved.reserved, "{reserved:?}");
-    let mut grant = granted_to(&*other, &waiter).await;
-    other.release(&mut grant, None).await.unwrap();
+    let third = open(fresh.url()).await;
+    third.release(&mut granted_to(&*third, &waiter).await, None).await.unwrap();
     // The entry of the waiter that was served is still in the line.
     granted(&*open(fresh.url()).await).await;
 }

@@ -1,6 +1,9 @@
 //! The database that a store URL names: its servers, the login, and its name.
 
-use crate::error::Error;
+use std::io;
+
+use crate::error::{Error, Fault, StoreError};
+use crate::lease::printable;
 use crate::stores::hosts::{Host, Servers, Tls};
 use crate::stores::password::Password;
 use crate::url::CheckedUrl;
@@ -39,4 +42,40 @@ impl Database {
         }
         Ok(Self { hosts, user, password, name, tls })
     }
+}
+
+/// Runs `read`, which blocks, before a connection. It reads the password and the TLS files again each time, because they
+/// may be replaced while the store is open.
+pub(super) async fn before_connecting<T: Send + 'static>(
+    read: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, StoreError> {
+    let Ok(read) = tokio::task::spawn_blocking(read).await else {
+        return Err(Fault::unavailable("the program is ending").not_applied());
+    };
+    read.map_err(|error| {
+        let fault = Fault::new(error.kind(), error.to_string());
+        match error.help().first() {
+            Some(help) => fault.with_help(help),
+            None => fault,
+        }
+        .not_applied()
+    })
+}
+
+/// How much of a message is shown, in characters.
+const MAX_SHOWN: usize = 300;
+
+/// Returns the innermost cause of an error of a connection, which is the most precise, such as a refused connection or an
+/// invalid certificate.
+pub(super) fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut why = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        why = error.to_string();
+        // `source` of an I/O error skips the error that it wraps.
+        source = error
+            .downcast_ref::<io::Error>()
+            .map_or_else(|| error.source(), |error| error.get_ref().map(|error| error as _));
+    }
+    printable(&why, MAX_SHOWN)
 }

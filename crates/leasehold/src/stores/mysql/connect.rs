@@ -10,6 +10,7 @@ use super::errors;
 use crate::clock::timeout;
 use crate::env::Env;
 use crate::error::{Error, Fault, StoreError};
+use crate::stores::database::before_connecting;
 use crate::stores::hosts::{Host, Tls};
 use crate::stores::password::Accepted;
 use crate::stores::tls::{authorities, client_config, identity};
@@ -56,19 +57,8 @@ impl Connector {
     }
 
     async fn opened(&self, host: &Host, env: &Env) -> Result<Conn, StoreError> {
-        // Reads the password and the TLS files again each time, because they may be replaced while the store is open.
         let location = self.location.clone();
-        let Ok(read) = tokio::task::spawn_blocking(move || read(&location)).await else {
-            return Err(Fault::unavailable("the program is ending").not_applied());
-        };
-        let (password, tls) = read.map_err(|error| {
-            let fault = Fault::new(error.kind(), error.to_string());
-            match error.help().first() {
-                Some(help) => fault.with_help(help),
-                None => fault,
-            }
-            .not_applied()
-        })?;
+        let (password, tls) = before_connecting(move || read(&location)).await?;
         let database = &self.location.database;
         let is_tls = tls.is_some();
         let options = OptsBuilder::default()

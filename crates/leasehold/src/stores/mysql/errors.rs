@@ -1,12 +1,11 @@
 //! Maps the errors of MySQL and MariaDB: whether the statement may have taken effect, and what the user can do.
 
-use std::error::Error as _;
-
 use mysql_async::{Error, ServerError};
 
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::printable;
 use crate::stores::certificates;
+use crate::stores::database::innermost;
 use crate::stores::hosts::Host;
 
 /// Whether a statement changes anything.
@@ -155,20 +154,6 @@ fn fault(answer: &ServerError, table: &str) -> Fault {
 /// Returns a transient error, because clients also see it during a failover.
 pub(super) fn not_primary(what: &str) -> Fault {
     Fault::unavailable(format!("the MySQL server is not the primary: {what}")).with_help(NOT_PRIMARY)
-}
-
-/// Returns the innermost cause, which is the most precise, such as a refused connection or an invalid certificate.
-fn innermost(error: &Error) -> String {
-    let mut why = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        why = error.to_string();
-        // `source` of an I/O error skips the error that it wraps.
-        source = error
-            .downcast_ref::<std::io::Error>()
-            .map_or_else(|| error.source(), |error| error.get_ref().map(|error| error as _));
-    }
-    printable(&why, MAX_SHOWN)
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use super::errors;
 use crate::clock::timeout;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
+use crate::stores::database::before_connecting;
 use crate::stores::hosts::Host;
 use crate::stores::password::Accepted;
 use crate::stores::tls::client_config;
@@ -128,27 +129,12 @@ impl Connector {
         if is_marked {
             config.options(format!("-c {MARK}=on"));
         }
-        // Reads the password and the TLS files again each time, because they may be replaced while the store is open.
         let location = self.location.clone();
-        let read = tokio::task::spawn_blocking(move || {
+        let (password, tls) = before_connecting(move || {
             let password = location.password.as_ref().map(|password| password.read()).transpose()?;
-            Ok::<_, Error>((
-                password,
-                location.tls.as_ref().map(|tls| client_config(tls, "PostgreSQL")).transpose()?,
-            ))
-        });
-        let read = match read.await {
-            Ok(read) => read,
-            Err(_) => return Err(Fault::unavailable("the program is ending").not_applied()),
-        };
-        let (password, tls) = read.map_err(|error| {
-            let fault = Fault::new(error.kind(), error.to_string());
-            match error.help().first() {
-                Some(help) => fault.with_help(help),
-                None => fault,
-            }
-            .not_applied()
-        })?;
+            Ok((password, location.tls.as_ref().map(|tls| client_config(tls, "PostgreSQL")).transpose()?))
+        })
+        .await?;
         if let Some(password) = password.or_else(|| std::env::var("PGPASSWORD").ok()) {
             config.password(password);
         }

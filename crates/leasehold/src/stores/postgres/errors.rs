@@ -1,8 +1,5 @@
 //! Maps PostgreSQL's errors: whether the statement may have taken effect, and what the user can do.
 
-use std::error::Error as _;
-use std::io;
-
 use tokio_postgres::Error;
 use tokio_postgres::error::{DbError, Severity, SqlState};
 
@@ -10,6 +7,7 @@ use super::config::Table;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::printable;
 use crate::stores::certificates;
+use crate::stores::database::innermost;
 
 /// Whether a statement changes anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -188,20 +186,6 @@ fn full(message: String) -> Fault {
 pub(super) fn not_primary(what: &str) -> Fault {
     Fault::unavailable(format!("the PostgreSQL server is not the primary: {what}"))
         .with_help("name the primary in the store URL, or all servers: postgres://user@host1,host2/database")
-}
-
-/// Returns the innermost cause, which is the most precise, such as a refused connection or an invalid certificate.
-fn innermost(error: &Error) -> String {
-    let mut why = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        why = error.to_string();
-        // `source` of an I/O error skips the error that it wraps.
-        source = error
-            .downcast_ref::<io::Error>()
-            .map_or_else(|| error.source(), |error| error.get_ref().map(|e| e as _));
-    }
-    printable(&why, MAX_SHOWN)
 }
 
 /// Returns whether `notice` reports a commit that did not wait for the standbys. A failover may lose such a commit,
