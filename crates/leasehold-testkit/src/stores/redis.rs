@@ -118,6 +118,10 @@ impl TestStore for Redis {
                 options: "margin=0s&failover_grace=3s",
                 ..Scenario::store("redis-forgetting", chaos::forgetting, FAULTS)
             },
+            Scenario {
+                options: "margin=0s&failover_grace=15s",
+                ..Scenario::store("redis-cluster", cluster::chaos::start, FAULTS)
+            },
             // Twelve seconds of the grace period are for a primary that was stopped. It renews leases until it notices
             // that it was replaced.
             Scenario {
