@@ -478,7 +478,7 @@ mod tests {
             ("gs://b?endpoint=http://h:1/", "gs://b?endpoint=http://h:1&credentials=anonymous"),
             ("etcd://u:secret@H1,h2:2379/x/", "etcd://h2,h1:2379/x?ca=/c.pem&tls=on"),
             ("postgres://u:secret@H/d", "postgresql://v@h:5432/d?table=leasehold&ca=/c.pem"),
-            ("rediss://:secret@H", "valkey://h:6379/0?failover_grace=0s"),
+            ("rediss://:secret@H", "valkey://h:6379/0?failover_grace=0s&cluster=off"),
         ] {
             assert!(same(one, other), "{one} {other}");
         }
@@ -504,6 +504,7 @@ mod tests {
             ("redis://h/1", "redis://h"),
             ("redis://h?prefix=a", "redis://h?prefix=b"),
             ("redis://h?master=a", "redis://h"),
+            ("redis://h?cluster=on", "redis://h"),
             ("postgres://u@h/d?table=x", "postgres://u@h/d"),
             ("postgres://u@h/d", "postgres://u@h/e"),
             ("mem:", "sqlite:"),

@@ -125,6 +125,10 @@ impl TestStore for Redis {
                     FAULTS,
                 )
             },
+            Scenario {
+                options: "margin=0s&failover_grace=15s",
+                ..Scenario::store("redis-cluster", cluster::chaos::start, FAULTS)
+            },
             // Twelve seconds of the grace period are for a primary that was stopped. It renews leases until it notices
             // that it was replaced.
             Scenario {

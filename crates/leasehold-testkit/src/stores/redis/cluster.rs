@@ -1,5 +1,8 @@
 //! Redis Clusters of three primaries with a replica each, which a test starts itself.
 
+#[cfg(feature = "chaos")]
+pub(super) mod chaos;
+
 use std::io;
 use std::path::Path;
 use std::time::Duration;

@@ -51,14 +51,10 @@ pub(super) fn of_request(error: &RedisError) -> StoreError {
 /// write, or because this connection is no longer logged in.
 pub(super) fn is_of_this_server(error: &RedisError) -> bool {
     error.code().is_none_or(|code| {
-        ["LOADING", "MASTERDOWN", "MISCONF", "NOAUTH", "NOREPLICAS", "READONLY"].contains(&code)
+        ["CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOAUTH", "NOREPLICAS", "READONLY"]
+            .contains(&code)
             || error.detail().is_some_and(|detail| detail.contains("READONLY"))
     })
-}
-
-/// Returns whether another server may have become the primary of the shard, or may have got the slot.
-pub(super) fn is_of_this_shard(error: &RedisError) -> bool {
-    is_of_this_server(error) || matches!(error.code(), Some("MOVED" | "CLUSTERDOWN"))
 }
 
 /// Returns the error of a connection that could not be opened. No script was sent.
@@ -179,8 +175,8 @@ mod tests {
 
     #[test]
     fn a_redirect_was_not_applied_and_may_be_repeated() {
-        for (answer, asks) in [
-            ("-MOVED 7 h:1", true),
+        for (answer, of_server) in [
+            ("-MOVED 7 h:1", false),
             ("-ASK 7 h:1", false),
             ("-TRYAGAIN Multiple keys request during rehashing of slot", false),
             ("-CLUSTERDOWN Hash slot not served", true),
@@ -190,7 +186,7 @@ mod tests {
             let error = answer.extract_error().unwrap_err();
             assert!(matches!(of_request(&error), StoreError::NotApplied(_)), "{error}");
             assert!(of_request(&error).is_transient(), "{error}");
-            assert_eq!(is_of_this_shard(&error), asks, "{error}");
+            assert_eq!(is_of_this_server(&error), of_server, "{error}");
         }
     }
 }

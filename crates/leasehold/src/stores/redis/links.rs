@@ -1,12 +1,11 @@
 //! The connection to a primary. All requests share one connection, because the server runs one script at a time. It is
 //! opened on demand, and replaced when it is lost or does not respond.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{RedisError, ScriptInvocation, Value};
+use redis::{RedisError, RedisResult, ScriptInvocation, Value};
 use tokio::sync::oneshot;
 
 use super::connect::Connector;
@@ -29,8 +28,6 @@ pub(super) struct Links {
     pub(super) calls: Arc<Calls>,
     current: Mutex<Option<Arc<Link>>>,
     opening: tokio::sync::Mutex<()>,
-    /// In a cluster, whether the connection was needed before.
-    pub(super) was_used: AtomicBool,
     /// The clock of the server.
     pub(super) clock: StoreClock,
 }
@@ -43,7 +40,6 @@ impl Links {
             calls,
             current: Mutex::default(),
             opening: tokio::sync::Mutex::default(),
-            was_used: AtomicBool::default(),
             clock: StoreClock::default(),
         }
     }
@@ -132,9 +128,10 @@ async fn asked(
     script: &ScriptInvocation<'_>,
 ) -> Result<Value, RedisError> {
     script.load_async(connection).await?;
-    let (answer,) =
-        redis::pipe().cmd("ASKING").ignore().invoke_script(script).query_async(connection).await?;
-    Ok(answer)
+    let mut both = redis::pipe();
+    both.cmd("ASKING").ignore().invoke_script(script).ignore_errors();
+    let (answer,): (RedisResult<Value>,) = both.query_async(connection).await?;
+    answer
 }
 
 /// A script that waits for its response.

@@ -16,7 +16,7 @@ use super::link::Vouched;
 use super::scripts::Scripts;
 use super::server::ServerInfo;
 use super::shards::{Shard, Shards};
-use super::slots::{Slots, beside};
+use super::slots::{Redirect, Slots, beside};
 use crate::clock::{StoreTime, micros};
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
@@ -94,7 +94,8 @@ impl RedisRecords {
 
     /// Returns the slots of the cluster.
     pub(super) async fn slots(&self) -> Result<Arc<Slots>, StoreError> {
-        self.worker.run(|shards| async move { shards.slots().await }).await?
+        let none = Arc::default();
+        self.worker.run(|shards| async move { shards.slots(none).await }).await?
     }
 }
 
@@ -299,10 +300,10 @@ impl RedisRecords {
                     }
                     shard.link.vouched().take();
                 }
-                Err(error) => match shard.redirect().filter(|_| may_repeat) {
-                    Some((host, asks)) => shard = self.shard_at(&host, asks).await?,
-                    None => return Err(error),
-                },
+                Err((_, Some(Redirect { host, asks }))) if may_repeat => {
+                    shard = self.shard_at(&host, asks).await?;
+                }
+                Err((error, _)) => return Err(error),
             }
         }
     }
@@ -316,9 +317,7 @@ impl RedisRecords {
         let key = self.slots().await?.key_at(&shard.link.host, &location.prefix, EPOCH);
         let mut script = self.scripts.epoch.prepare_invoke();
         script.key(key).arg(micros(location.failover_grace));
-        let answer = self.shards().invoke(shard, &script).await;
-        // The key may be in another slot by now, but not the lock.
-        shard.redirect();
+        let answer = self.shards().invoke(shard, &script).await.map_err(|(error, _)| error);
         let (epoch, over_us) =
             FromRedisValue::from_redis_value(answer?).map_err(|_| unreadable().maybe_applied())?;
         *shard.link.vouched() = Some(Vouched { epoch, over_us });
@@ -428,7 +427,7 @@ impl RedisRecords {
     /// Returns the two parts of the response to a script that changes nothing.
     async fn parts(&self, script: &ScriptInvocation<'_>) -> Result<[Value; 2], StoreError> {
         let shard = self.shard("").await?;
-        match self.shards().invoke(&shard, script).await? {
+        match self.shards().invoke(&shard, script).await.map_err(|(error, _)| error)? {
             Value::Array(parts) => parts.try_into().map_err(|_| unreadable().not_applied()),
             _ => Err(unreadable().not_applied()),
         }

@@ -2,18 +2,17 @@
 //! slots.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::future::select_ok;
-use redis::{RedisError, ScriptInvocation, Value};
+use redis::{ScriptInvocation, Value};
 
 use super::config::Location;
 use super::connect::Connector;
 use super::errors;
 use super::link::Link;
 use super::links::Links;
-use super::slots::{Slots, redirect};
+use super::slots::{Redirect, Slots};
 use crate::clock::StoreTime;
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
@@ -31,17 +30,9 @@ pub(super) struct Shards {
     pub(super) calls: Arc<Calls>,
     /// The connections that were ever needed, by primary. `None` stands for the primary without a cluster.
     links: Mutex<HashMap<Option<Host>, Arc<Links>>>,
-    slots: Mutex<Found>,
+    /// The slots of a cluster, as they were last reported. Empty before the first question, and when they have changed.
+    slots: Mutex<Arc<Slots>>,
     asking: tokio::sync::Mutex<()>,
-}
-
-/// What is known about the slots of a cluster.
-#[derive(Debug, Default)]
-struct Found {
-    slots: Arc<Slots>,
-    is_current: bool,
-    /// The server to ask last, because it may have been replaced.
-    failed: Option<Host>,
 }
 
 /// The shard of a lock, for one request.
@@ -49,12 +40,8 @@ struct Found {
 pub(super) struct Shard {
     pub(super) links: Arc<Links>,
     pub(super) link: Arc<Link>,
-    /// Whether the shard has the slot only for requests that were sent on to it, while the slot moves there.
+    /// Whether the shard gets the slot only now, and this request was sent on to it.
     asks: bool,
-    /// The slots when the request began.
-    slots: Arc<Slots>,
-    /// Where the server sent the request on to, and whether only this one.
-    redirect: Mutex<Option<(Host, bool)>>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -81,24 +68,20 @@ impl Shards {
     }
 
     fn latest(&self) -> Arc<Slots> {
-        locked(&self.slots).slots.clone()
-    }
-
-    fn shard_of(&self, links: Arc<Links>, link: Arc<Link>, asks: bool) -> Shard {
-        Shard { links, link, asks, slots: self.latest(), redirect: Mutex::default() }
+        locked(&self.slots).clone()
     }
 
     /// Returns the shard that has `key`, if its connection is open.
     pub(super) fn opened(&self, key: &str) -> Option<Shard> {
         let links = match self.location().cluster {
-            false => self.links(None),
-            true if !locked(&self.slots).is_current => return None,
             true => self.links(Some(self.latest().host_of(key)?)),
+            false => self.links(None),
         };
-        links.opened().map(|link| self.shard_of(links, link, false))
+        links.opened().map(|link| Shard { links, link, asks: false })
     }
 
-    /// Returns the shard that has `key`, and connects to it if necessary.
+    /// Returns the shard that has `key`, and connects to it if necessary. Asks for the slots before that, because the
+    /// primary may have been replaced.
     pub(super) async fn shard(self: &Arc<Self>, key: &str) -> Result<Shard, StoreError> {
         if let Some(shard) = self.opened(key) {
             return Ok(shard);
@@ -106,14 +89,7 @@ impl Shards {
         if !self.location().cluster {
             return self.shard_at(None, false).await;
         }
-        let seen = self.latest();
-        if let Some(host) = seen.host_of(key)
-            && self.links(Some(host)).was_used.swap(true, Ordering::SeqCst)
-        {
-            // The connection was lost, or the server does not respond.
-            self.outdate(&seen, Some(host));
-        }
-        let slots = self.slots().await?;
+        let slots = self.slots(self.latest()).await?;
         let unknown = || errors::without_server("the slot of this lock").not_applied();
         self.shard_at(Some(slots.host_of(key).ok_or_else(unknown)?), false).await
     }
@@ -121,64 +97,57 @@ impl Shards {
     /// Connects to the shard whose primary is `host`.
     pub(super) async fn shard_at(&self, host: Option<&Host>, asks: bool) -> Result<Shard, StoreError> {
         let links = self.links(host);
-        let link = links.link().await.inspect_err(|_| self.outdate(&self.latest(), host))?;
-        Ok(self.shard_of(links, link, asks))
+        Ok(Shard { link: links.link().await?, links, asks })
     }
 
-    /// Asks for the slots before the next request, unless that was done since they were as `seen`.
-    fn outdate(&self, seen: &Arc<Slots>, failed: Option<&Host>) {
-        let mut found = locked(&self.slots);
-        if Arc::ptr_eq(&found.slots, seen) {
-            (found.is_current, found.failed) = (false, failed.cloned());
-        }
-    }
-
-    /// Returns the slots of the cluster. Asks for them in a separate task, so that if the request is abandoned, the next
-    /// one gets them.
-    pub(super) async fn slots(self: &Arc<Self>) -> Result<Arc<Slots>, StoreError> {
+    /// Returns the slots of the cluster, if they are no longer as `seen`, or else asks for them. Does so in a separate
+    /// task, so that if the request is abandoned, the next one gets them.
+    pub(super) async fn slots(self: &Arc<Self>, seen: Arc<Slots>) -> Result<Arc<Slots>, StoreError> {
         let shards = self.clone();
         let asked = tokio::spawn(async move {
             let _asking = shards.asking.lock().await;
-            let (seeds, mut hosts) = (shards.location().hosts.clone(), shards.latest().hosts());
-            let failed = match &*locked(&shards.slots) {
-                Found { slots, is_current: true, .. } => return Ok(slots.clone()),
-                Found { failed, .. } => failed.clone(),
-            };
-            hosts.extend(seeds);
-            hosts.retain(|host| Some(host) != failed.as_ref());
-            let mut errors = Vec::new();
-            for hosts in hosts.chunks(ASKED).chain(failed.as_slice().chunks(1)) {
+            let latest = shards.latest();
+            if !Arc::ptr_eq(&latest, &seen) && !latest.hosts().is_empty() {
+                return Ok(latest);
+            }
+            // First the servers that respond. A primary that is cut off may not know that it was replaced.
+            let all = locked(&shards.links).clone();
+            let (open, others): (Vec<_>, Vec<_>) =
+                all.into_iter().partition(|(_, links)| links.opened().is_some());
+            let hosts =
+                |links: Vec<(Option<Host>, _)>| links.into_iter().filter_map(|(host, _)| host).collect();
+            let seeds = shards.location().hosts.clone();
+            let mut failed = Vec::new();
+            for hosts in
+                [hosts(open), seeds, hosts(others)].iter().flat_map(|hosts: &Vec<_>| hosts.chunks(ASKED))
+            {
                 let ask = |host| Box::pin(shards.connector.slots(host, &shards.env));
                 match select_ok(hosts.iter().map(ask)).await {
                     Ok((slots, _)) => {
-                        let slots = Arc::new(slots);
-                        *locked(&shards.slots) =
-                            Found { slots: slots.clone(), is_current: true, failed: None };
-                        return Ok(slots);
+                        *locked(&shards.slots) = Arc::new(slots);
+                        return Ok(shards.latest());
                     }
-                    Err(error) => errors.push(error),
+                    Err(error) => failed.push(error),
                 }
             }
-            Err(none_of(errors))
+            Err(none_of(failed))
         });
         asked.await.unwrap_or_else(|_| Err(Fault::unavailable("the program is ending").not_applied()))
     }
 
-    /// Sends a script to `shard`.
+    /// Sends a script to `shard`. Returns with an error where the server sent the request on to.
     pub(super) async fn invoke(
         &self,
         shard: &Shard,
         script: &ScriptInvocation<'_>,
-    ) -> Result<Value, StoreError> {
+    ) -> Result<Value, (StoreError, Option<Redirect>)> {
         let answer = shard.links.invoke(&shard.link, script, shard.asks).await;
-        answer.map_err(|error: RedisError| {
-            if self.location().cluster {
-                *locked(&shard.redirect) = redirect(&error, &shard.link.host);
-                if errors::is_of_this_shard(&error) {
-                    self.outdate(&shard.slots, Some(&shard.link.host));
-                }
+        answer.map_err(|error| {
+            let redirect = Redirect::of(&error, &shard.link.host).filter(|_| self.location().cluster);
+            if redirect.as_ref().is_some_and(|redirect| !redirect.asks) {
+                *locked(&self.slots) = Arc::default();
             }
-            errors::of_request(&error)
+            (errors::of_request(&error), redirect)
         })
     }
 
@@ -195,13 +164,6 @@ impl Shards {
 
     pub(super) fn close(&self) {
         locked(&self.links).values().for_each(|links| links.close());
-    }
-}
-
-impl Shard {
-    /// Returns where the latest request was sent on to, and whether only that one, and forgets it.
-    pub(super) fn redirect(&self) -> Option<(Host, bool)> {
-        locked(&self.redirect).take()
     }
 }
 

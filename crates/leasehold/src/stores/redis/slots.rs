@@ -97,12 +97,21 @@ pub(super) fn beside(lock: &str, suffix: &str) -> Option<String> {
     keys.into_iter().find(|key| tag(key) == tag(lock))
 }
 
-/// Returns the server that an error names for the request, and whether for this request only.
-pub(super) fn redirect(error: &RedisError, asked: &Host) -> Option<(Host, bool)> {
-    let (name, port) = error.redirect_node()?.0.rsplit_once(':')?;
-    let name = if name.is_empty() { &asked.name } else { name };
-    let host = Host { name: name.trim_matches(['[', ']']).to_owned(), port: port.parse().ok()? };
-    Some((host, error.code() == Some("ASK")))
+/// Where a server sends a request on to.
+pub(super) struct Redirect {
+    pub(super) host: Host,
+    /// Whether this request only, because the slot moves there.
+    pub(super) asks: bool,
+}
+
+impl Redirect {
+    /// Reads an error of the server `asked`.
+    pub(super) fn of(error: &RedisError, asked: &Host) -> Option<Self> {
+        let (name, port) = error.redirect_node()?.0.rsplit_once(':')?;
+        let name = if name.is_empty() { &asked.name } else { name };
+        let host = Host { name: name.trim_matches(['[', ']']).to_owned(), port: port.parse().ok()? };
+        Some(Self { host, asks: error.code() == Some("ASK") })
+    }
 }
 
 #[cfg(test)]
