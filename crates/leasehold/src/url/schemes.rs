@@ -185,7 +185,7 @@ options! {
             "none", "the beginning of the keys of all locks", identity("");
         // Longer than the default lease with its margin, and the ten seconds after which Redis gives up replicas.
         "failover_grace": Duration(48), "`60s`", GRACE, of_locks;
-        "cluster": Switch, "`off`", "`on`: the hosts are servers of a Redis Cluster", identity("off");
+        "cluster": Switch, "`off`", "`on`: the hosts are servers of a Redis Cluster", identity("");
         "master": Text(is_master, "the name of a primary", "mymaster"), "none",
             "the hosts are Sentinels, which know the primary by this name", identity("");
         "sentinel_user": Text(is_some, "a user", "locks"), "the default user", "the user at the Sentinels";
