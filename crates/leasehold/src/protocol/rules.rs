@@ -529,10 +529,12 @@ pub(super) fn first_token(store: StoreTime, attempts: &[Attempt]) -> u64 {
     creates.map(|attempt| attempt.token.get() + 1).fold(store.lo_us, u64::max)
 }
 
-/// Returns whether the token of a new record may not be above `token`. With `exact`, the store itself takes the tokens of
-/// new records from its clock.
-pub(super) fn is_recent(token: Token, store: StoreTime, exact: bool) -> bool {
-    since_us(store.lo_us, token.get()) <= if exact { Duration::ZERO } else { INEXACT }
+impl Rules {
+    /// Returns whether the token of a new record may not be above `token`. With `exact`, the store itself takes the tokens
+    /// of new records from its clock. Else the new token may come from another reading, which may differ by the margin.
+    pub(super) fn is_recent(self, token: Token, store: StoreTime, exact: bool) -> bool {
+        since_us(store.lo_us, token.get()) <= if exact { Duration::ZERO } else { INEXACT.max(self.margin) }
+    }
 }
 
 /// Returns whether `token`, which a create took from the store's clock, may be lower than a token that was granted more

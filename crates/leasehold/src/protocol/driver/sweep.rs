@@ -8,7 +8,7 @@ use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Swept, Ttl};
 use crate::protocol::record::{Record, RecordState};
 use crate::protocol::record_cache::Observation;
-use crate::protocol::rules;
+use crate::protocol::rules::Rules;
 use crate::register::Version;
 use crate::retry::{RetryBudget, repeated};
 use crate::types::LockName;
@@ -42,7 +42,7 @@ impl RegisterLeases {
             let exact = self.claims_in_turn();
             // Without it, the next client would choose the size, while others still rely on it.
             if record.size != 0
-                || free_for(&record, self.store_time(), exact).is_none_or(|free| free < older_than)
+                || free_for(&record, self.rules, self.store_time(), exact).is_none_or(|free| free < older_than)
             {
                 return Ok(Swept::Kept);
             }
@@ -87,8 +87,8 @@ impl RegisterLeases {
 }
 
 /// Returns how long the lock has certainly been free by the store's clock. Returns `None` if it is not free, or if this
-/// is unknown. `exact`: see [`rules::is_recent`].
-fn free_for(record: &Record, store: Option<StoreTime>, exact: bool) -> Option<Duration> {
+/// is unknown. `exact`: see [`Rules::is_recent`].
+fn free_for(record: &Record, rules: Rules, store: Option<StoreTime>, exact: bool) -> Option<Duration> {
     let cooldown_ms = match record.state {
         RecordState::Held => return None,
         RecordState::Free => 0,
@@ -96,7 +96,7 @@ fn free_for(record: &Record, store: Option<StoreTime>, exact: bool) -> Option<Du
     };
     let free_from_us = record.renewed_at_us?.saturating_add(cooldown_ms.saturating_mul(1_000));
     let store = store?;
-    if rules::is_recent(record.token, store, exact) {
+    if rules.is_recent(record.token, store, exact) {
         return None;
     }
     store.lo_us.checked_sub(free_from_us).map(Duration::from_micros)
@@ -127,6 +127,8 @@ mod tests {
     }
 
     const DAY: Duration = Duration::from_secs(86_400);
+
+    const RULES: Rules = Rules { store_clock: true, margin: Duration::ZERO, lapsed_is_over: false };
 
     #[tokio::test(start_paused = true)]
     async fn a_store_whose_deletes_are_not_conditional_is_not_swept() {
@@ -166,7 +168,7 @@ mod tests {
     fn age_counts_from_the_release_or_the_end_of_a_cooldown() {
         let now = 2_000_000_000_000_000;
         let free_for =
-            |record: &Record, now| free_for(record, Some(StoreTime::between(now, u64::MAX)), false);
+            |record: &Record, now| free_for(record, RULES, Some(StoreTime::between(now, u64::MAX)), false);
         let mut record = golden_record("1-free.json");
         record.renewed_at_us = Some(now - 5_000_000);
         assert_eq!(free_for(&record, now), Some(Duration::from_secs(5)));
@@ -177,7 +179,7 @@ mod tests {
         record.cooldown_ms = Some(6_000);
         assert_eq!(free_for(&record, now), None);
         record.state = RecordState::Free;
-        assert_eq!(super::free_for(&record, None, false), None, "without a clock");
+        assert_eq!(super::free_for(&record, RULES, None, false), None, "without a clock");
         let written = Record { renewed_at_us: None, ..record.clone() };
         assert_eq!(free_for(&written, now), None, "written by a client that does not say when");
         record.state = RecordState::Held;
@@ -189,15 +191,18 @@ mod tests {
     fn a_record_with_a_recent_token_is_not_swept() {
         let store = StoreTime::exactly(9_000_000);
         let mut record = Record { renewed_at_us: Some(0), ..golden_record("1-free.json") };
-        for (token, exact, free) in [
-            (5_999_999, false, true),
-            (6_000_000, false, false),
-            (10_000_000, false, false),
-            (8_999_999, true, true),
-            (9_000_000, true, false),
+        for (token, margin, exact, free) in [
+            (5_999_999, 0, false, true),
+            (6_000_000, 0, false, false),
+            (10_000_000, 0, false, false),
+            (3_999_999, 5, false, true),
+            (4_000_000, 5, false, false),
+            (8_999_999, 5, true, true),
+            (9_000_000, 5, true, false),
         ] {
             record.token = Token::new(token).unwrap();
-            assert_eq!(free_for(&record, Some(store), exact).is_some(), free, "{token} {exact}");
+            let rules = Rules { margin: Duration::from_secs(margin), ..RULES };
+            assert_eq!(free_for(&record, rules, Some(store), exact).is_some(), free, "{token} {margin} {exact}");
         }
     }
 }
