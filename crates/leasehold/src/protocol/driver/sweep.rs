@@ -42,7 +42,8 @@ impl RegisterLeases {
             let exact = self.claims_in_turn();
             // Without it, the next client would choose the size, while others still rely on it.
             if record.size != 0
-                || free_for(&record, self.rules, self.store_time(), exact).is_none_or(|free| free < older_than)
+                || free_for(&record, self.rules, self.store_time(), exact)
+                    .is_none_or(|free| free < older_than)
             {
                 return Ok(Swept::Kept);
             }
@@ -202,7 +203,11 @@ mod tests {
         ] {
             record.token = Token::new(token).unwrap();
             let rules = Rules { margin: Duration::from_secs(margin), ..RULES };
-            assert_eq!(free_for(&record, rules, Some(store), exact).is_some(), free, "{token} {margin} {exact}");
+            assert_eq!(
+                free_for(&record, rules, Some(store), exact).is_some(),
+                free,
+                "{token} {margin} {exact}"
+            );
         }
     }
 }

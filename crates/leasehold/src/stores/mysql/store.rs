@@ -14,8 +14,9 @@ use crate::clock::micros;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::attempt_limit;
-use crate::protocol::record::Content;
+use crate::protocol::record::{Content, Record};
 use crate::protocol::records::{Change, Found, Refusal, Written};
+use crate::register::Version;
 use crate::stores::grace;
 use crate::stores::pages::Page;
 use crate::stores::rows::{locked_by, number, version_of};
@@ -104,8 +105,8 @@ impl MysqlStore {
             ));
         }
         let version = version_of(&columns.version, &locked_by(record.grant));
-        // If the row cannot be read, or was written again, the record is written nevertheless.
-        let stored = stored.ok_or_else(|| unreadable(&"the row is not there"))?;
+        let Some(stored) = stored else { return overtaken(*change, record, version) };
+        // If the row cannot be read, the record is written nevertheless.
         let found =
             stored.found(name.as_str(), self.sessions.table()).map_err(|error| error.if_maybe(true))?;
         match found {
@@ -116,7 +117,7 @@ impl MysqlStore {
                     None => Written::Committed { record, version },
                 })
             }
-            _ => Err(unreadable(&"the row is not the one that was written")),
+            _ => overtaken(*change, record, version),
         }
     }
 
@@ -151,4 +152,32 @@ impl MysqlStore {
 /// Returns the row of the last statement, which always returns one.
 fn only(answers: &[Answer]) -> Result<&Row, StoreError> {
     answers.last().and_then(|answer| answer.rows.first()).ok_or_else(|| unreadable(&"it has no row"))
+}
+
+/// Returns the outcome of a write whose row was written again, or deleted, before it was read. A client that waits takes a
+/// lock as soon as it is free, so this happens after a release. Of another write, only a read shows what became of it.
+fn overtaken(change: Change, record: &Record, version: Version) -> Result<Written, StoreError> {
+    match change {
+        Change::Free => Ok(Written::Committed { record: Box::new(record.clone()), version }),
+        Change::Grant | Change::Renew => {
+            Err(Fault::unavailable("the row was written again at the same time").maybe_applied())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::golden::golden_record;
+
+    #[test]
+    fn a_release_succeeds_although_the_next_client_has_the_lock_already() {
+        let (record, version) = (golden_record("1-free.json"), Version::new("v"));
+        let freed = overtaken(Change::Free, &record, version.clone()).unwrap();
+        assert!(matches!(freed, Written::Committed { version: of, .. } if of == version));
+        for change in [Change::Grant, Change::Renew] {
+            let error = overtaken(change, &record, version.clone()).unwrap_err();
+            assert!(error.is_transient() && matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
+        }
+    }
 }
