@@ -176,7 +176,7 @@ async fn a_cut_off_holder_stops_before_a_successor_is_granted() {
 #[tokio::test]
 async fn a_restarted_server_loses_no_grant_and_adds_no_second_holder() {
     // In these scenarios, another server takes over, or the server loses its data.
-    const NOT_DURABLE: [&str; 3] = ["-forgetting", "-sentinel", "-failover"];
+    const NOT_DURABLE: [&str; 4] = ["-forgetting", "-sentinel", "-failover", "redis-cluster"];
     let durable = |scenario: &&Scenario| {
         scenario.server_faults.contains(&Fault::KillServer)
             && scenario.must_break.is_none()
