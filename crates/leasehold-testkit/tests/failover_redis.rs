@@ -28,11 +28,11 @@ async fn a_primary_that_is_cut_off_renews_no_lease_past_the_grace() {
     answers(primary.url(), &["INFO", "everything"], |info| info.contains("min_slaves_good_slaves:1")).await;
     // Without a grace, because a server that has just started grants nothing during the grace.
     let old = open(&with_option(primary.url(), "margin=0s&failover_grace=0s")).await;
-    let ttl = SECOND;
+    let ttl = 3 * SECOND;
     let mut grant = granted_to(&*old, &claim_of(&*old, "lock", ttl)).await;
     wire.let_answers(Answers::Stopped);
     replicate(replica.url(), None).await;
-    // The smallest grace that a lease of one second and a lag of one second allow.
+    // The smallest grace that this lease and a lag of one second allow.
     let grace = Ttl::new(ttl).unwrap().contender_span() + 3 * SECOND;
     let url = with_option(replica.url(), &format!("margin=0s&failover_grace={}ms", grace.as_millis()));
     let new = open(&url).await;
