@@ -298,6 +298,7 @@ fn described(leader: &str) -> Value {
             "max_msgs_per_subject": 1, "metadata": { "_nats.ver": "2.15.3" },
         },
         "cluster": { "name": "c", "leader": leader },
+        "ts": "2026-01-01T00:00:00Z",
     });
     if leader.is_empty() {
         info["cluster"].as_object_mut().unwrap().remove("leader");

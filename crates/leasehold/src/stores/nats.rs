@@ -178,18 +178,13 @@ impl Drop for Bucketed {
 #[async_trait]
 impl Register for Bucketed {
     async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
-        let found = self.last(key).await?.and_then(|last| Some((last.value?, version(last.revision))));
-        match found {
-            Some((value, _)) if value.len() > MAX_VALUE_BYTES => {
-                let message =
-                    format!("the value of a key has more than {MAX_VALUE_BYTES} bytes, so it is no lock");
-                Err(Fault::new(ErrorKind::Corrupt, message).not_applied())
-            }
-            Some((value, version)) => {
-                Ok(Some(VersionedValue { value, version, metadata: Metadata::default() }))
-            }
-            None => Ok(None),
+        let Some(Last { revision, value: Some(value) }) = self.last(key).await? else { return Ok(None) };
+        if value.len() > MAX_VALUE_BYTES {
+            let message =
+                format!("the value of a key has more than {MAX_VALUE_BYTES} bytes, so it is no lock");
+            return Err(Fault::new(ErrorKind::Corrupt, message).not_applied());
         }
+        Ok(Some(VersionedValue { value, version: version(revision), metadata: Metadata::default() }))
     }
 
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {

@@ -61,10 +61,8 @@ pub(super) async fn ask(link: &Link, keys: &Keys) -> Result<Result<Bucket, Refus
                 .with_help("is the server connected to its cluster, and do most servers of the bucket run?")
                 .not_applied())
         }
-        Err(refusal) => {
-            Some(refusal.error(&keys.bucket)).filter(StoreError::is_transient).map_or(Ok(found), Err)
-        }
-        Ok(_) => Ok(found),
+        Err(refusal) if refusal.error(&keys.bucket).is_transient() => Err(refusal.error(&keys.bucket)),
+        _ => Ok(found),
     }
 }
 
