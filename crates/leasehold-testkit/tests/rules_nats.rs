@@ -382,13 +382,18 @@ async fn the_version_of_the_leader_counts() {
 
 #[tokio::test]
 async fn init_ends_if_the_server_does_not_respond() {
-    let server = Scripted::start(|subject, _| {
-        let missing = json!({ "error": { "code": 404, "err_code": 10_059 } });
-        subject.contains(".INFO.").then_some(missing)
-    })
-    .await;
-    let error = within("the time limit", open(&scripted(&server)).await.init()).await.unwrap_err();
-    assert!(error.is_transient(), "{error:?}");
+    let all = [None, Some(described("m0"))].map(async |created| {
+        let requests = AtomicUsize::default();
+        let server = Scripted::start(move |_, _| match requests.fetch_add(1, Ordering::SeqCst) {
+            0 => Some(json!({ "error": { "code": 404, "err_code": 10_059 } })),
+            1 => created.clone(),
+            _ => None,
+        })
+        .await;
+        let error = open(&scripted(&server)).await.init().await.unwrap_err();
+        assert!(error.is_transient(), "{error:?}");
+    });
+    within("the time limit", futures_util::future::join_all(all)).await;
 }
 
 /// The bucket has refused the write, or has not got it.
