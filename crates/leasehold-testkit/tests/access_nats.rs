@@ -11,6 +11,7 @@ use leasehold::{ErrorKind, Locker};
 use leasehold_testkit::launch::{free_port, program};
 use leasehold_testkit::process::within;
 use leasehold_testkit::servers::with_option;
+use leasehold_testkit::stores::nats::ask;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -273,6 +274,21 @@ async fn each_permission_that_the_doctor_lists_is_needed() {
         assert!(report.findings.iter().any(|finding| finding.verdict == CheckStatus::Failed), "{report:?}");
         assert!(format!("{report:?}").contains("publish: $JS.API.STREAM.INFO.KV_b"), "{report:?}");
     }
+}
+
+/// A bucket may be shared with other programs.
+#[tokio::test]
+async fn a_long_value_of_another_program_does_not_disturb_a_listing() {
+    let server = Server::start("max_payload: 2MB\n").await;
+    let url = server.url("", "");
+    init(&url).await;
+    let stored = ask(&url, "$KV.b.locks.theirs", "", &"x".repeat((1 << 20) + 1)).await;
+    assert!(stored.contains("\"seq\""), "{stored}");
+    let locker = Locker::open(&url).await.unwrap();
+    let guard = locker.lock("mine").acquire().await.unwrap();
+    let names: Vec<_> = locker.list("").try_collect().await.unwrap();
+    assert_eq!(names, [guard.name().clone()]);
+    guard.release().await.unwrap();
 }
 
 #[tokio::test]

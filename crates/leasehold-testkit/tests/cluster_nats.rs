@@ -56,6 +56,19 @@ async fn a_holder_keeps_its_grant_when_the_leader_dies_or_freezes() {
     guard.release().await.unwrap();
 }
 
+/// It responds nevertheless, with its own clock.
+#[tokio::test]
+async fn a_server_that_lost_the_others_is_not_used() {
+    let (cluster, _) = cluster().await;
+    cluster.pause(1, true);
+    cluster.pause(2, true);
+    cluster.until_leaderless("b").await;
+    let url = StoreUrl::parse(&cluster.url_of(0, "b")).unwrap();
+    let store = leasehold::stores::open(url, Default::default()).await.unwrap();
+    let error = store.init().await.unwrap_err();
+    assert!(error.is_transient() && error.to_string().contains("knows no leader"), "{error:?}");
+}
+
 /// The lock protects a counter in this process. Each of its clients has its own connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leaders_change_and_the_count_is_exact() {

@@ -1,6 +1,7 @@
 //! The rules of locks in NATS. Each test fails without its rule.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -10,18 +11,17 @@ use leasehold::doctor::CheckStatus;
 use leasehold::env::Env;
 use leasehold::lease::{AcquireOutcome, LeaseStore, Released, Renewal, State, StoreOptions};
 use leasehold::url::StoreUrl;
-use leasehold::{ErrorKind, Locker};
+use leasehold::{ErrorKind, LockName, Locker};
 use leasehold_testkit::conformance::Harness;
 use leasehold_testkit::launch::Launched;
 use leasehold_testkit::process::within;
 use leasehold_testkit::servers::{through, with_option};
 use leasehold_testkit::stores;
-use leasehold_testkit::stores::nats::{NatsServer, Traffic, api, ask, create, subject};
+use leasehold_testkit::stores::nats::{NatsServer, Scripted, Traffic, api, ask, create, subject};
 use leasehold_testkit::tcp_proxy::{Answers, Wire};
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 use crate::leases::{claim, granted, granted_to, lock, open, refused, until_renewed};
 
@@ -56,6 +56,11 @@ async fn a_bucket_that_can_lose_locks_is_refused() {
         ("memory", json!({ "storage": "memory" }), "memory"),
         ("silent", json!({ "no_ack": true }), "no_ack"),
         ("late", json!({ "persist_mode": "async" }), "persist_mode"),
+        (
+            "strict",
+            json!({ "discard": "new", "discard_new_per_subject": true, "max_msgs_per_subject": 1 }),
+            "discard_new_per_subject",
+        ),
         ("mirror", json!({ "mirror": { "name": "KV_leasehold-chaos" } }), "mirror"),
         ("sourced", json!({ "sources": [{ "name": "KV_leasehold-chaos" }] }), "copies"),
         (
@@ -247,23 +252,164 @@ async fn a_connection_that_does_not_respond_is_replaced() {
     guard.release().await.unwrap();
 }
 
-/// It accepts connections, but JetStream does not respond.
+#[tokio::test]
+async fn a_connection_that_responds_to_other_requests_is_kept() {
+    let (asked, mut asks) = watch::channel(false);
+    let server = Scripted::start(move |subject, payload| {
+        let is_silent = payload.contains("silent");
+        is_silent.then(|| asked.send_replace(true));
+        (!is_silent).then(|| healthy(subject))
+    })
+    .await;
+    let clock = Arc::new(Movable::default());
+    let store = open_with(&scripted(&server), Env::seeded(clock.clone(), 1)).await;
+    let waiting = tokio::spawn({
+        let store = store.clone();
+        async move { store.inspect(&LockName::new("silent").unwrap()).await }
+    });
+    within("a request", asks.wait_for(|asked| *asked)).await.unwrap();
+    *clock.0.lock().unwrap() += Duration::from_secs(1);
+    store.inspect(&lock()).await.unwrap();
+    waiting.abort();
+    waiting.await.unwrap_err();
+    store.inspect(&lock()).await.unwrap();
+    assert_eq!(server.connections(), 1);
+}
+
+/// Returns the store URL of the bucket on a scripted server.
+fn scripted(server: &Scripted) -> String {
+    format!("nats://{}/b", server.address())
+}
+
+/// Returns the response of a server that has the bucket, without any key, and stores every write.
+fn healthy(subject: &str) -> Value {
+    match subject {
+        _ if subject.contains(".INFO.") => described("m0"),
+        _ if subject.contains(".MSG.GET.") => json!({ "error": { "code": 404, "err_code": 10_037 } }),
+        _ => json!({ "stream": "KV_b", "seq": 1 }),
+    }
+}
+
+/// Returns the description of a bucket with three replicas.
+fn described(leader: &str) -> Value {
+    let mut info = json!({
+        "config": {
+            "name": "KV_b", "retention": "limits", "storage": "file", "discard": "new", "num_replicas": 3,
+            "max_msgs_per_subject": 1, "metadata": { "_nats.ver": "2.15.3" },
+        },
+        "cluster": { "name": "c", "leader": leader },
+        "ts": "2026-01-01T00:00:00Z",
+    });
+    if leader.is_empty() {
+        info["cluster"].as_object_mut().unwrap().remove("leader");
+    }
+    info
+}
+
+/// It accepts connections. JetStream does not respond, or has no leader.
 #[tokio::test]
 async fn a_server_that_is_cut_off_from_its_cluster_is_passed_over() {
     let fresh = stores::fresh("nats");
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let hosts = format!("{},{}", listener.local_addr().unwrap(), fresh.server().address());
-    tokio::spawn(async move {
-        let mut open = Vec::new();
-        while let Ok((mut client, _)) = listener.accept().await {
-            let hello =
-                r#"INFO {"server_id":"x","version":"2.15.3","proto":1,"headers":true,"max_payload":1048576}"#;
-            client.write_all(format!("{hello}\r\nPONG\r\n").as_bytes()).await.unwrap();
-            open.push(client);
+    let unavailable = json!({ "error": { "code": 503, "err_code": 10_008 } });
+    for response in [None, Some(described("")), Some(unavailable)] {
+        let server = Scripted::start({
+            let response = response.clone();
+            move |_, _| response.clone()
+        })
+        .await;
+        let hosts = format!("{},{}", server.address(), fresh.server().address());
+        let locker = Locker::open(&through(fresh.url(), hosts)).await.unwrap();
+        let lock = locker.lock("lock").store_timeout(Duration::from_secs(10));
+        lock.acquire()
+            .await
+            .unwrap_or_else(|error| panic!("{response:?}: {error:?}"))
+            .release()
+            .await
+            .unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_cut_off_later_is_left() {
+    let questions = AtomicUsize::default();
+    let server = Scripted::start(move |subject, _| {
+        let is_cut_off = subject.contains(".INFO.") && questions.fetch_add(1, Ordering::SeqCst) == 1;
+        Some(if is_cut_off { described("") } else { healthy(subject) })
+    })
+    .await;
+    let clock = Arc::new(Movable::default());
+    let store = open_with(&scripted(&server), Env::seeded(clock.clone(), 1)).await;
+    store.inspect(&lock()).await.unwrap();
+    *clock.0.lock().unwrap() += Duration::from_secs(11);
+    within("another connection", async {
+        while server.connections() == 1 {
+            store.inspect(&lock()).await.unwrap();
         }
+    })
+    .await;
+}
+
+/// The question about the clock and the settings gets no response.
+#[tokio::test]
+async fn a_question_about_the_clock_holds_up_no_request() {
+    let questions = AtomicUsize::default();
+    let server = Scripted::start(move |subject, _| {
+        let is_late = subject.contains(".INFO.") && questions.fetch_add(1, Ordering::SeqCst) > 0;
+        (!is_late).then(|| healthy(subject))
+    })
+    .await;
+    let clock = Arc::new(Movable::default());
+    let store = open_with(&scripted(&server), Env::seeded(clock.clone(), 1)).await;
+    let mut grant = granted(&*store).await;
+    *clock.0.lock().unwrap() += Duration::from_secs(11);
+    let renewed = within("a renewal", store.renew(&mut grant)).await.unwrap();
+    assert!(matches!(renewed, Renewal::Renewed), "{renewed:?}");
+}
+
+/// The client is connected to a newer server, as during an upgrade.
+#[tokio::test]
+async fn the_version_of_the_leader_counts() {
+    let server = Scripted::start(|_, _| {
+        let mut info = described("m0");
+        info["config"].as_object_mut().unwrap().remove("metadata");
+        Some(info)
+    })
+    .await;
+    let error = open(&scripted(&server)).await.init().await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
+    assert!(error.to_string().contains("2.10"), "{error:?}");
+}
+
+#[tokio::test]
+async fn init_ends_if_the_server_does_not_respond() {
+    let all = [None, Some(described("m0"))].map(async |created| {
+        let requests = AtomicUsize::default();
+        let server = Scripted::start(move |_, _| match requests.fetch_add(1, Ordering::SeqCst) {
+            0 => Some(json!({ "error": { "code": 404, "err_code": 10_059 } })),
+            1 => created.clone(),
+            _ => None,
+        })
+        .await;
+        let error = open(&scripted(&server)).await.init().await.unwrap_err();
+        assert!(error.is_transient(), "{error:?}");
     });
-    let locker = Locker::open(&through(fresh.url(), hosts)).await.unwrap();
-    within("a grant", locker.lock("lock").acquire()).await.unwrap().release().await.unwrap();
+    within("the time limit", futures_util::future::join_all(all)).await;
+}
+
+/// The bucket has refused the write, or has not got it.
+#[tokio::test]
+async fn a_write_that_another_stream_stores_is_no_grant() {
+    let (_server, url, _folder) = server().await;
+    let url = bucket(&url, "taken");
+    let made = create(&url, json!({ "max_msgs_per_subject": 1, "subjects": ["$KV.elsewhere.>"] })).await;
+    assert!(made["error"].is_null(), "{made}");
+    let settings = json!({ "name": "OTHER", "subjects": ["$KV.taken.>"] }).to_string();
+    let made = ask(&url, "$JS.API.STREAM.CREATE.OTHER", "", &settings).await;
+    assert!(!made.contains("error"), "{made}");
+    let store = open(&url).await;
+    let error = store.try_acquire(&claim(&*store)).await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
+    assert!(error.to_string().contains("OTHER"), "{error:?}");
 }
 
 #[tokio::test]
@@ -314,7 +460,7 @@ impl Clock for WithoutLimits {
     }
 }
 
-/// A clock that can be moved forward.
+/// A clock that can be moved forward, on which the time limit of no request passes.
 #[derive(Debug, Default)]
 struct Movable(std::sync::Mutex<Duration>);
 
@@ -330,7 +476,7 @@ impl Clock for Movable {
     }
 
     async fn sleep(&self, duration: Duration) {
-        SystemClock.sleep(duration).await;
+        WithoutLimits.sleep(duration).await;
     }
 }
 
@@ -355,8 +501,14 @@ async fn the_clock_and_the_settings_are_read_again() {
     let updated = api(&url, "STREAM.UPDATE", &settings.to_string()).await;
     assert!(updated["error"].is_null(), "{updated}");
     *clock.0.lock().unwrap() += Duration::from_secs(11);
-    store.inspect(&lock()).await.unwrap();
-    let error = store.inspect(&lock()).await.unwrap_err();
+    let error = within("an error", async {
+        loop {
+            if let Err(error) = store.inspect(&lock()).await {
+                return error;
+            }
+        }
+    })
+    .await;
     assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
 }
 

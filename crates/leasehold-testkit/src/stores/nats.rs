@@ -1,6 +1,7 @@
 //! NATS: the server that `./test` starts, with a prefix for each test, and servers that a test starts itself.
 
 mod cluster;
+mod scripted;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,6 +16,7 @@ use tokio::process::Command;
 use tokio::sync::watch;
 
 pub use self::cluster::Cluster;
+pub use self::scripted::Scripted;
 #[cfg(feature = "chaos")]
 use crate::chaos::{plan::Kind as Fault, scenario::Scenario, servers::Wired};
 use crate::conformance::Harness;

@@ -32,11 +32,12 @@ use super::pages::{self, Page};
 use crate::clock::StoreTime;
 use crate::diagnosis::Examined;
 use crate::env::Env;
-use crate::error::{Error, Fault, StoreError};
+use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{LeaseStore, PollInterval, StoreOptions};
 use crate::protocol::RegisterLeases;
 use crate::register::{
-    Body, Deleted, Metadata, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
+    Body, Deleted, MAX_VALUE_BYTES, Metadata, Precondition, Register, RegisterCapabilities, Version,
+    VersionedValue, Write,
 };
 use crate::retry::retry;
 use crate::url::StoreUrl;
@@ -128,6 +129,7 @@ impl Bucketed {
     ) -> Result<Option<u64>, StoreError> {
         #[derive(Deserialize)]
         struct Stored {
+            stream: String,
             seq: u64,
         }
         let mut headers = HeaderMap::new();
@@ -137,7 +139,11 @@ impl Bucketed {
         }
         let payload = self.ask(self.keys.subject(key), headers, value).await?;
         match answer(&payload, &self.keys).map_err(Fault::maybe_applied)? {
-            Ok(Stored { seq }) => Ok(Some(seq)),
+            Ok(Stored { stream, seq }) if stream == self.keys.stream() => Ok(Some(seq)),
+            // The bucket may have refused the write, because another client holds the lock.
+            Ok(Stored { stream, .. }) => {
+                Err(errors::stored_elsewhere(&self.keys.bucket, &stream).maybe_applied())
+            }
             Err(refusal) if refusal.is_conflict() => Ok(None),
             Err(refusal) => Err(refusal.error(&self.keys.bucket)),
         }
@@ -172,8 +178,13 @@ impl Drop for Bucketed {
 #[async_trait]
 impl Register for Bucketed {
     async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
-        let found = self.last(key).await?.and_then(|last| Some((last.value?, version(last.revision))));
-        Ok(found.map(|(value, version)| VersionedValue { value, version, metadata: Metadata::default() }))
+        let Some(Last { revision, value: Some(value) }) = self.last(key).await? else { return Ok(None) };
+        if value.len() > MAX_VALUE_BYTES {
+            let message =
+                format!("the value of a key has more than {MAX_VALUE_BYTES} bytes, so it is no lock");
+            return Err(Fault::new(ErrorKind::Corrupt, message).not_applied());
+        }
+        Ok(Some(VersionedValue { value, version: version(revision), metadata: Metadata::default() }))
     }
 
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
@@ -216,7 +227,9 @@ impl Register for Bucketed {
         let keys = pages::items(&self.env, fetch, endless);
         let with_value = move |key: Result<String, StoreError>| async move {
             let key = key?;
-            Ok(retry(&self.env, || self.read(&key)).await?.is_some().then_some(key))
+            let value = retry(&self.env, || self.last(&key)).await?.and_then(|last| last.value);
+            // A longer value is no lock.
+            Ok(value.is_some_and(|value| value.len() <= MAX_VALUE_BYTES).then_some(key))
         };
         keys.map(with_value).buffered(READS).try_filter_map(|key| std::future::ready(Ok(key))).boxed()
     }

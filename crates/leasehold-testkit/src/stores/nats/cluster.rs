@@ -47,6 +47,11 @@ impl Cluster {
         format!("nats://{}/{bucket}", hosts.join(","))
     }
 
+    /// Returns the store URL of a bucket on one server.
+    pub fn url_of(&self, n: usize, bucket: &str) -> String {
+        format!("nats://{}/{bucket}", self.address(n))
+    }
+
     fn address(&self, n: usize) -> String {
         format!("127.0.0.1:{}", self.servers[n].clients)
     }
@@ -57,6 +62,14 @@ impl Cluster {
         let info = self.until("a leader", &subject, |info| info["cluster"]["leader"].is_string()).await;
         let name = info["cluster"]["leader"].as_str().unwrap();
         name.trim_start_matches('m').parse().unwrap()
+    }
+
+    /// Waits until a server responds that the stream of `bucket` has no leader.
+    pub async fn until_leaderless(&self, bucket: &str) {
+        let subject = format!("$JS.API.STREAM.INFO.KV_{bucket}");
+        let is_leaderless =
+            |info: &serde_json::Value| info["config"].is_object() && info["cluster"]["leader"].is_null();
+        self.until("a bucket without a leader", &subject, is_leaderless).await;
     }
 
     /// Asks the servers that run until a response is as expected.

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::errors::Refusal;
 use super::keys::Keys;
 use super::link::Link;
 use super::message::answer;
@@ -20,18 +21,22 @@ const OLDEST: (u64, u64) = (2, 11);
 #[derive(Debug, Deserialize)]
 pub(super) struct Bucket {
     config: Value,
-    /// The time of the stream's leader.
+    /// `None` if the server is in no cluster.
+    cluster: Option<Group>,
+    /// The time of the server that responds: the stream's leader, if there is one.
     ts: Option<String>,
     #[serde(default)]
     state: State,
     /// How many subjects there are. A response describes only some of them.
     #[serde(default)]
     pub(super) total: u64,
-    #[serde(skip)]
-    name: String,
-    /// The server that the client is connected to, and its version.
-    #[serde(skip)]
-    server: (String, String),
+}
+
+/// The replicas of a stream.
+#[derive(Debug, Deserialize)]
+struct Group {
+    #[serde(default)]
+    leader: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -45,17 +50,25 @@ pub(super) fn api(operation: &str, keys: &Keys) -> String {
     format!("$JS.API.STREAM.{operation}.{}", keys.stream())
 }
 
-/// Asks for the settings of the bucket.
-pub(super) async fn ask(link: &Link, keys: &Keys) -> Result<Bytes, StoreError> {
-    link.request(api("INFO", keys), HeaderMap::new(), Bytes::new()).await
+/// Asks for the settings of the bucket. Returns a refusal that is about the bucket, and not about the server. A server
+/// that is cut off from its cluster may respond: it refuses, or it describes a bucket without a leader.
+pub(super) async fn ask(link: &Link, keys: &Keys) -> Result<Result<Bucket, Refusal>, StoreError> {
+    let response = link.request(api("INFO", keys), HeaderMap::new(), Bytes::new()).await?;
+    let found = answer::<Bucket>(&response, keys).map_err(Fault::not_applied)?;
+    match &found {
+        Ok(bucket) if !bucket.has_leader() => {
+            Err(Fault::unavailable(format!("{} knows no leader of the bucket {:?}", link.host, keys.bucket))
+                .with_help("is the server connected to its cluster, and do most servers of the bucket run?")
+                .not_applied())
+        }
+        Err(refusal) if refusal.error(&keys.bucket).is_transient() => Err(refusal.error(&keys.bucket)),
+        _ => Ok(found),
+    }
 }
 
 impl Bucket {
-    /// Reads the response to [`ask`].
-    pub(super) fn of(payload: &[u8], link: &Link, keys: &Keys) -> Result<Self, StoreError> {
-        let bucket: Result<Self, _> = answer(payload, keys).map_err(Fault::not_applied)?;
-        let bucket = bucket.map_err(|refusal| refusal.error(&keys.bucket))?;
-        Ok(Self { name: keys.bucket.clone(), server: (link.host.clone(), link.version()), ..bucket })
+    fn has_leader(&self) -> bool {
+        self.replicas() <= 1 || self.cluster.as_ref().is_some_and(|group| !group.leader.is_empty())
     }
 
     /// Returns the subjects in the response.
@@ -81,26 +94,29 @@ impl Bucket {
         self.number("num_replicas")
     }
 
-    /// Fails if the bucket can lose locks, or if the server is too old.
-    pub(super) fn check(&self) -> Result<(), Fault> {
+    /// Fails if the bucket can lose locks, or if its leader is too old. During an upgrade of a cluster, the client may
+    /// be connected to a newer server.
+    pub(super) fn check(&self, keys: &Keys) -> Result<(), Fault> {
         let unsupported = |message: String, help: &str| {
             Err(Fault::new(ErrorKind::Unsupported, message).with_help(help.to_owned()))
         };
-        let (host, version) = &self.server;
+        let config = &self.config;
+        // The server that responds states its version. Older ones state none.
+        let version = config["metadata"]["_nats.ver"].as_str().unwrap_or("2.10 or older");
         let mut numbers = version.split('.').map(|number| number.parse().unwrap_or(0));
         if (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) < OLDEST {
             let (major, minor) = OLDEST;
             return unsupported(
-                format!("the NATS server {host} has version {version}"),
-                &format!("use NATS {major}.{minor} or newer"),
+                format!("the server that leads the bucket {:?} has version {version}", keys.bucket),
+                &format!("use NATS {major}.{minor} or newer on all servers"),
             );
         }
-        let config = &self.config;
         let drops_old = self.is("discard", "old");
         let flaws = [
             (self.number("max_age") > 0, "max_age (ttl) deletes locks"),
             (drops_old && self.number("max_msgs") > 0, "max_msgs with discard=old deletes locks"),
             (drops_old && self.number("max_bytes") > 0, "max_bytes with discard=old deletes locks"),
+            (config["discard_new_per_subject"] == true, "discard_new_per_subject refuses to renew locks"),
             (!self.is("retention", "limits"), "its retention is not `limits`, so readers delete locks"),
             (self.is("storage", "memory"), "storage=memory loses all locks when the servers restart"),
             (self.is("persist_mode", "async"), "persist_mode=async confirms writes that are not stored yet"),
@@ -118,7 +134,7 @@ impl Bucket {
         ];
         match flaws.into_iter().find_map(|(is_so, flaw)| is_so.then_some(flaw)) {
             Some(flaw) => unsupported(
-                format!("the bucket {:?} is not safe for locks: {flaw}", self.name),
+                format!("the bucket {:?} is not safe for locks: {flaw}", keys.bucket),
                 "use a bucket that `leasehold init` created, or one without these settings; it may be shared with other keys",
             ),
             None => Ok(()),
@@ -151,13 +167,16 @@ pub(super) fn settings(keys: &Keys, replicas: u64, first: u64) -> Value {
 mod tests {
     use super::*;
 
-    fn bucket(version: &str, changes: &[(&str, Value)]) -> Bucket {
-        let mut config = settings(&Keys::below("b", ""), 3, 1);
+    fn check(version: &str, changes: &[(&str, Value)]) -> Result<(), Fault> {
+        let keys = Keys::below("b", "");
+        let mut config = settings(&keys, 3, 1);
+        if !version.is_empty() {
+            config["metadata"] = json!({ "_nats.ver": version });
+        }
         for (name, value) in changes {
             config[name] = value.clone();
         }
-        let server = ("h:1".to_owned(), version.to_owned());
-        Bucket { config, ts: None, state: State::default(), total: 0, name: "b".to_owned(), server }
+        Bucket { config, cluster: None, ts: None, state: State::default(), total: 0 }.check(&keys)
     }
 
     #[test]
@@ -167,17 +186,19 @@ mod tests {
             ("2.15.3", vec![("max_msgs", json!(9)), ("max_bytes", json!(9))]),
             ("3.0.0-beta.1", vec![("max_msgs_per_subject", json!(64)), ("sources", json!([]))]),
         ] {
-            bucket(version, &changes).check().unwrap();
+            check(version, &changes).unwrap();
         }
         let old = ("discard", json!("old"));
         for (version, changes, named) in [
             ("2.10.29", vec![], "2.10.29"),
-            ("", vec![], "version"),
+            // A leader of 2.10 states no version.
+            ("", vec![], "2.10"),
             ("2.15.3", vec![("max_age", json!(1))], "max_age"),
             ("2.15.3", vec![old.clone(), ("max_msgs", json!(9))], "max_msgs"),
             ("2.15.3", vec![old, ("max_bytes", json!(9))], "max_bytes"),
             ("2.15.3", vec![("retention", json!("workqueue"))], "retention"),
             ("2.15.3", vec![("storage", json!("memory"))], "memory"),
+            ("2.15.3", vec![("discard_new_per_subject", json!(true))], "per_subject"),
             ("2.15.3", vec![("persist_mode", json!("async"))], "persist_mode"),
             ("2.15.3", vec![("no_ack", json!(true))], "no_ack"),
             ("2.15.3", vec![("max_msgs_per_subject", json!(-1))], "max_msgs_per_subject"),
@@ -185,7 +206,7 @@ mod tests {
             ("2.15.3", vec![("sources", json!([{"name": "KV_a"}]))], "copies"),
             ("2.15.3", vec![("subject_transform", json!({"src": "a", "dest": "b"}))], "subject_transform"),
         ] {
-            let fault = bucket(version, &changes).check().unwrap_err();
+            let fault = check(version, &changes).unwrap_err();
             assert!(fault.message.contains(named) && fault.help.is_some(), "{fault:?}");
         }
     }

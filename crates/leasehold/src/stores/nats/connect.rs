@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::ConnectOptions;
-use bytes::Bytes;
 
-use super::bucket;
+use super::bucket::{self, Bucket};
 use super::config::{Location, Login};
-use super::errors;
+use super::errors::{self, Refusal};
 use super::link::{Events, Link};
 use crate::clock::timeout;
 use crate::env::Env;
@@ -39,9 +38,9 @@ impl Connector {
         Ok(Self { location, accepted: Accepted::default() })
     }
 
-    /// Connects to the first server that responds to a question about the bucket in time. Returns its response too. A
-    /// server that is cut off from its cluster accepts connections, but does not respond.
-    pub(super) async fn connect(&self, env: &Env) -> Result<(Link, Bytes), StoreError> {
+    /// Connects to the first server that describes the bucket in time. Returns the description too. A server that is
+    /// cut off from its cluster accepts connections, but does not respond, or knows no leader.
+    pub(super) async fn connect(&self, env: &Env) -> Result<(Link, Result<Bucket, Refusal>), StoreError> {
         let mut failed = Vec::new();
         for host in &self.location.hosts {
             let connecting = async {

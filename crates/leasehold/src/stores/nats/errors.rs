@@ -46,7 +46,7 @@ impl Refusal {
     }
 
     /// Returns the error of a request about `bucket`.
-    pub(super) fn error(self, bucket: &str) -> StoreError {
+    pub(super) fn error(&self, bucket: &str) -> StoreError {
         let described = printable(&self.description, MAX_SHOWN);
         let message =
             format!("NATS refuses a request for the bucket {bucket:?}: {described} ({})", self.err_code);
@@ -75,6 +75,14 @@ impl Refusal {
 pub(super) fn unreadable(bucket: &str) -> Fault {
     Fault::new(ErrorKind::Corrupt, format!("the response of NATS about the bucket {bucket:?} cannot be read"))
         .with_help("check that the servers are NATS servers with JetStream, and that no program responds in their place")
+}
+
+/// Returns the error of a write that the stream `other` has stored.
+pub(super) fn stored_elsewhere(bucket: &str, other: &str) -> Fault {
+    let other = printable(other, MAX_SHOWN);
+    let message = format!("the stream {other:?} stores writes to the bucket {bucket:?}");
+    Fault::new(ErrorKind::Unsupported, message)
+        .with_help("no other stream may have subjects of the bucket, also not one on a leaf node")
 }
 
 /// Returns the error of a connection that broke while a request waited for its response.

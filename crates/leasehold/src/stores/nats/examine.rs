@@ -1,7 +1,6 @@
 //! The doctor's checks of the bucket, and its creation.
 
 use async_nats::HeaderMap;
-use serde_json::Value;
 
 use super::Bucketed;
 use super::bucket::{self, Bucket, api};
@@ -20,13 +19,14 @@ impl Bucketed {
         let least_permissions = least_permissions(&self.keys);
         let mut examined = Examined { least_permissions, ..Examined::default() };
         let asked = self.worker.run(|links| async move {
-            let (link, response) = links.connector.connect(&links.env).await?;
-            Bucket::of(&response, &link, &links.connector.location.keys)
+            let (_, bucket) = links.connector.connect(&links.env).await?;
+            bucket.map_err(|refusal| refusal.error(&links.connector.location.keys.bucket))
         });
         let budget = RetryBudget::of_question(&self.env);
         match budget.request(async { asked.await? }).await {
             Ok(bucket) => {
-                let good = bucket.check().map(|()| "the bucket keeps every key until it is deleted");
+                let good =
+                    bucket.check(&self.keys).map(|()| "the bucket keeps every key until it is deleted");
                 examined.push(Finding::required("bucket", good));
                 examined.push(durability(bucket.replicas()));
             }
@@ -72,26 +72,27 @@ impl Links {
     /// Creates the bucket if it does not exist.
     pub(super) async fn init(&self) -> Result<(), StoreError> {
         let keys = &self.connector.location.keys;
-        let (link, response) = self.connector.connect(&self.env).await?;
+        let (link, mut found) = self.connector.connect(&self.env).await?;
+        let budget = RetryBudget::of_question(&self.env);
         // No revision of the bucket repeats one of an earlier bucket of this name: a holder could otherwise renew over
         // the grant of another client. A bucket gets less than a million writes in each second.
         let revision = self.env.now().wall_us();
-        let mut found = answer::<Value>(&response, keys).map_err(Fault::not_applied)?;
         for replicas in [REPLICAS, 1] {
             match found {
                 Err(refusal) if refusal.asks_for_bucket() => {}
                 _ => break,
             }
             let settings = bucket::settings(keys, replicas, revision).to_string();
-            let response = link.request(api("CREATE", keys), HeaderMap::new(), settings.into()).await?;
-            found = answer::<Value>(&response, keys).map_err(Fault::maybe_applied)?;
+            let creating = link.request(api("CREATE", keys), HeaderMap::new(), settings.into());
+            let response = budget.request(creating).await?;
+            found = answer::<Bucket>(&response, keys).map_err(Fault::maybe_applied)?;
         }
         match found {
             // Another process may have just created it.
             Err(refusal) if !refusal.is_existing_bucket() => return Err(refusal.error(&keys.bucket)),
             _ => {}
         }
-        let response = bucket::ask(&link, keys).await?;
-        Bucket::of(&response, &link, keys)?.check().map_err(Fault::not_applied)
+        let bucket = budget.request(bucket::ask(&link, keys)).await?;
+        bucket.map_err(|refusal| refusal.error(&keys.bucket))?.check(keys).map_err(Fault::not_applied)
     }
 }

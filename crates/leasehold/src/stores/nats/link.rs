@@ -1,7 +1,7 @@
 //! An open connection to a server. The thread of the store drives it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_nats::{Client, Event, HeaderMap, Request, ServerError};
 use bytes::Bytes;
@@ -9,6 +9,7 @@ use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
 use super::errors;
+use crate::clock::Moment;
 use crate::error::StoreError;
 
 /// How many events a request may have to read at once. It does not matter if it misses refusals of other requests.
@@ -50,15 +51,17 @@ pub(super) struct Link {
     events: Arc<Events>,
     /// The server, for messages.
     pub(super) host: String,
+    /// When the latest response arrived.
+    heard: Mutex<Option<Moment>>,
 }
 
 impl Link {
     pub(super) fn new(client: Client, events: Arc<Events>, host: String) -> Self {
-        Self { client, events, host }
+        Self { client, events, host, heard: Mutex::default() }
     }
 
-    pub(super) fn version(&self) -> String {
-        self.client.server_info().version
+    pub(super) fn heard(&self) -> MutexGuard<'_, Option<Moment>> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn is_open(&self) -> bool {

@@ -6,17 +6,18 @@ use std::time::Duration;
 
 use async_nats::HeaderMap;
 use bytes::Bytes;
-use futures_util::future::join;
 use tokio::sync::oneshot;
 
 use super::bucket::{self, Bucket};
 use super::connect::Connector;
+use super::errors::Refusal;
 use super::link::Link;
 use crate::clock::{Moment, StoreClock, timeout};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
 
-/// If a request is given up after it has waited for this long, later requests use another connection.
+/// If a request is given up, and no response has arrived for this long since it was sent, later requests use another
+/// connection.
 const STALLED: Duration = Duration::from_millis(200);
 
 /// How long a reading of the server's clock is used. Then the next request asks for another one.
@@ -78,37 +79,40 @@ impl Links {
 
     async fn connect(&self) -> Result<Arc<Link>, StoreError> {
         let sent = self.env.now();
-        let (link, response) = self.connector.connect(&self.env).await?;
-        self.note(&link, &response, sent)?;
+        let (link, bucket) = self.connector.connect(&self.env).await?;
+        self.note(bucket, sent)?;
         let link = Arc::new(link);
         *self.current() = Some((link.clone(), sent));
         Ok(link)
     }
 
     /// Notes the time in a response about the bucket, and checks the settings.
-    fn note(&self, link: &Link, response: &[u8], sent: Moment) -> Result<(), StoreError> {
-        let bucket = Bucket::of(response, link, &self.connector.location.keys)?;
+    fn note(&self, bucket: Result<Bucket, Refusal>, sent: Moment) -> Result<(), StoreError> {
+        let keys = &self.connector.location.keys;
+        let bucket = bucket.map_err(|refusal| refusal.error(&keys.bucket))?;
         if let Some(us) = bucket.time_us() {
             self.clock.observe(us, RESOLUTION, sent, self.env.now());
         }
-        bucket.check().map_err(Fault::not_applied)
+        bucket.check(keys).map_err(Fault::not_applied)
     }
 
-    /// Asks for the time again if the latest reading is old. A bucket whose settings have become unsafe is refused from
-    /// the next request on.
-    async fn refresh(&self, link: &Arc<Link>) {
+    /// Asks for the time again if the latest reading is old. Does not wait for the response: it holds up no request. After
+    /// it, a bucket whose settings have become unsafe is refused, and a server that is cut off is left.
+    fn refresh(self: &Arc<Self>, link: &Arc<Link>) {
         let sent = self.env.now();
         match &mut *self.current() {
             // Other requests need not ask too.
             Some((_, asked)) if sent.longest_since(*asked) >= CLOCK_USED => *asked = sent,
             _ => return,
         }
-        let asking = bucket::ask(link, &self.connector.location.keys);
-        if let Some(Ok(response)) = timeout(&*self.env.clock, CLOCK_LIMIT, asking).await
-            && self.note(link, &response, sent).is_err()
-        {
-            self.give_up(link);
-        }
+        let (links, link) = (self.clone(), link.clone());
+        tokio::spawn(async move {
+            let asking = bucket::ask(&link, &links.connector.location.keys);
+            let asked = timeout(&*links.env.clock, CLOCK_LIMIT, asking).await;
+            if asked.is_some_and(|asked| asked.and_then(|bucket| links.note(bucket, sent)).is_err()) {
+                links.give_up(&link);
+            }
+        });
     }
 
     /// Makes later requests use another connection. Requests that wait for a response on this one continue.
@@ -129,8 +133,10 @@ impl Links {
     ) -> Result<Bytes, StoreError> {
         let link = self.link().await?;
         let mut waiting = Waiting { links: self, link: &link, since: Some(self.env.now()) };
-        let (answer, ()) = join(link.request(subject, headers, payload), self.refresh(&link)).await;
+        self.refresh(&link);
+        let answer = link.request(subject, headers, payload).await;
         waiting.since = None;
+        *link.heard() = Some(self.env.now());
         answer
     }
 }
@@ -144,7 +150,9 @@ struct Waiting<'a> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        if self.since.is_some_and(|since| self.links.env.now().shortest_since(since) > STALLED) {
+        let (now, heard) = (self.links.env.now(), *self.link.heard());
+        let is_long_ago = |moment: Moment| now.shortest_since(moment) > STALLED;
+        if self.since.is_some_and(is_long_ago) && heard.is_none_or(is_long_ago) {
             self.links.give_up(self.link);
         }
     }

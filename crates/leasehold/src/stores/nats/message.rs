@@ -8,8 +8,7 @@ use serde::de::DeserializeOwned;
 
 use super::errors::{self, Refusal};
 use super::keys::Keys;
-use crate::error::{ErrorKind, Fault, StoreError};
-use crate::register::MAX_VALUE_BYTES;
+use crate::error::{Fault, StoreError};
 
 /// The header that marks a key as deleted.
 pub(super) const OPERATION: &str = "KV-Operation";
@@ -65,11 +64,6 @@ impl Last {
             _ => name == "Nats-Marker-Reason",
         });
         let value = if is_marker { None } else { Some(Bytes::from(decoded(&message.data)?)) };
-        if value.as_ref().is_some_and(|value| value.len() > MAX_VALUE_BYTES) {
-            let message =
-                format!("the value of a key has more than {MAX_VALUE_BYTES} bytes, so it is no lock");
-            return Err(Fault::new(ErrorKind::Corrupt, message).not_applied());
-        }
         Ok(Some(Self { revision: message.seq, value }))
     }
 }
@@ -90,7 +84,7 @@ mod tests {
         let keys = Keys::below("b", "");
         let _ = Last::of(payload, &keys);
         if let Ok(Ok(bucket)) = answer::<Bucket>(payload, &keys) {
-            let _ = (bucket.time_us(), bucket.check().is_ok(), bucket.subjects());
+            let _ = (bucket.time_us(), bucket.check(&keys).is_ok(), bucket.subjects());
         }
     }
 
