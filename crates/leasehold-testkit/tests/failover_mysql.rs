@@ -151,7 +151,11 @@ async fn a_primary_that_is_promoted_again_is_asked_again() {
     let store = open(&url).await;
     granted_to(&*store, &claim_of(&*store, "known", TTL)).await;
     query(&url, &format!("DELETE FROM {} WHERE name = '//leasehold/epoch'", table(&url))).await;
-    assert_withheld(&*store, "new").await;
+    // The grace of this client, which records the server again, is over sooner.
+    assert_withheld(&*open(&url.replace("=60s", "=40s")).await, "new").await;
+    wait_for(&url, 40).await;
+    let held = refused_to(&*store, &claim_of(&*store, "new", TTL)).await;
+    assert!(held.to_string().contains("failover_grace"), "{held}");
 }
 
 /// Servers accept writes by default, also if they are replicas.
@@ -175,9 +179,12 @@ async fn a_replica_that_is_not_read_only_is_refused() {
 async fn the_longest_grace_of_all_clients_counts() {
     let (_fresh, url) = known().await;
     let (longer, shorter) = (url.replace("=60s", "=3600s"), url);
+    let kept = open(&shorter).await;
+    kept.release(&mut granted(&*kept).await, None).await.unwrap();
     let left = async |url: &str| refused(&*open(url).await).await.lapses_within.unwrap().as_secs();
     // By now, 100 s have passed.
     assert!((3_000..3_501).contains(&left(&longer).await));
+    assert_withheld(&*kept, "lock").await;
     assert!((3_000..3_501).contains(&left(&shorter).await));
     fail_over(&shorter).await;
     assert!((3_501..=3_600).contains(&left(&shorter).await));

@@ -122,7 +122,9 @@ impl ServerInfo {
             match self.columns.get(*name) {
                 None => missing.push(*name),
                 // A change of the line would change a time.
-                Some(is) if !is.starts_with(kind) || is.contains("on update") => wrong.push(format!("{name} {is} (instead of {kind})")),
+                Some(is) if !is.starts_with(kind) || is.contains("on update") => {
+                    wrong.push(format!("{name} {is} (instead of {kind})"))
+                }
                 Some(_) => {}
             }
         }

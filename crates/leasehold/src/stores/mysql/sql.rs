@@ -176,7 +176,11 @@ pub(super) fn write(table: &str, guard: &str, writing: &Writing, kept: Duration,
             format!("{} AND {}", has_version("l.", version), is_ended())
         }
         (None, Some(version)) if *change == Change::Renew => {
-            format!("{} AND l.written_us + {} > {NOW_US}", has_version("l.", version), number(micros(*prolongs)))
+            format!(
+                "{} AND l.written_us + {} > {NOW_US}",
+                has_version("l.", version),
+                number(micros(*prolongs))
+            )
         }
         (None, Some(version)) => has_version("l.", version),
         (None, None) => "true".to_owned(),

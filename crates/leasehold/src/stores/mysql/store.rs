@@ -87,8 +87,7 @@ impl MysqlStore {
             Change::Grant | Change::Renew => clock_us.saturating_add(number(micros(left))),
             Change::Free => i64::MAX,
         };
-        let guard =
-            if *change == Change::Grant { &session.guard_of_grants } else { &session.guard };
+        let guard = if *change == Change::Grant { &session.guard_of_grants } else { &session.guard };
         let write = sql::write(&self.table, guard, &writing, kept, too_late_us);
         let request = format!("{write}; {}", sql::read(&self.table, name.as_str(), guard));
         let answers = used.query(Effect::Writes, &request).await?;

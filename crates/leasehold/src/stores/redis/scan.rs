@@ -39,7 +39,8 @@ impl RedisRecords {
         let mut scan = redis::cmd("SCAN");
         scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(PAGE);
         let mut connection = shard.link.connection.clone();
-        let found = shard.links.run(&shard.link, scan.query_async::<(u64, Vec<Vec<u8>>)>(&mut connection)).await;
+        let found =
+            shard.links.run(&shard.link, scan.query_async::<(u64, Vec<Vec<u8>>)>(&mut connection)).await;
         let (cursor, keys) = found.map_err(|error| errors::of_request(&error))?;
         let name = |key: Vec<u8>| self.name_of(std::str::from_utf8(&key).ok()?);
         let items = keys.into_iter().filter_map(name).filter(|name| name.as_str().starts_with(&prefix));

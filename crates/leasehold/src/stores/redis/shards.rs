@@ -107,6 +107,14 @@ impl Shards {
         Ok(Shard { link, links, asks })
     }
 
+    /// Drops the connections to servers that have no slots.
+    fn adopt(&self, slots: Slots) -> Arc<Slots> {
+        let primaries = slots.hosts();
+        locked(&self.links).retain(|host, _| host.as_ref().is_none_or(|host| primaries.contains(host)));
+        *locked(&self.slots) = Arc::new(slots);
+        self.latest()
+    }
+
     /// Returns the slots of the cluster, if they are no longer as `seen`, or else asks for them. Does so in a separate
     /// task, so that if the request is abandoned, the next one gets them.
     pub(super) async fn slots(self: &Arc<Self>, seen: Arc<Slots>) -> Result<Arc<Slots>, StoreError> {
@@ -129,13 +137,7 @@ impl Shards {
             for hosts in order.iter().flat_map(|hosts| hosts.chunks(ASKED)) {
                 let ask = |host| Box::pin(shards.connector.slots(host, &shards.env));
                 match select_ok(hosts.iter().map(ask)).await {
-                    Ok((slots, _)) => {
-                        let primaries = slots.hosts();
-                        locked(&shards.links)
-                            .retain(|host, _| host.as_ref().is_none_or(|host| primaries.contains(host)));
-                        *locked(&shards.slots) = Arc::new(slots);
-                        return Ok(shards.latest());
-                    }
+                    Ok((slots, _)) => return Ok(shards.adopt(slots)),
                     Err(error) => failed.push(error),
                 }
             }
@@ -166,7 +168,8 @@ impl Shards {
     /// Returns bounds that hold for the clocks of all shards. Skips those that were not read for long, if others were.
     pub(super) fn time(&self) -> Option<StoreTime> {
         let now = self.env.now();
-        let times = locked(&self.links).values().filter_map(|links| links.clock.bounds(now)).collect::<Vec<_>>();
+        let times =
+            locked(&self.links).values().filter_map(|links| links.clock.bounds(now)).collect::<Vec<_>>();
         let is_recent = |time: &StoreTime| time.hi_us - time.lo_us < micros(VAGUE);
         let has_recent = times.iter().any(is_recent);
         let times = times.into_iter().filter(|time| !has_recent || is_recent(time));
@@ -195,12 +198,16 @@ mod tests {
     use crate::lease::StoreOptions;
     use crate::url::StoreUrl;
 
-    #[test]
-    fn the_bounds_of_the_clock_hold_for_each_shard() {
+    fn shards() -> (Shards, Vec<Host>) {
         let url = StoreUrl::parse("redis://h1,h2/?cluster=on").unwrap();
         let location = Location::from_url(url, &mut StoreOptions::default()).unwrap();
         let hosts = location.hosts.clone();
-        let shards = Shards::new(Connector::to(location).unwrap(), Env::system());
+        (Shards::new(Connector::to(location).unwrap(), Env::system()), hosts)
+    }
+
+    #[test]
+    fn the_bounds_of_the_clock_hold_for_each_shard() {
+        let (shards, hosts) = shards();
         assert!(shards.time().is_none());
         let now = shards.env.now();
         for (host, us) in hosts.iter().zip([5_000_000_000, 1_000_000_000]) {
@@ -208,15 +215,17 @@ mod tests {
         }
         let time = shards.time().unwrap();
         assert!(time.lo_us < 2_000_000_000 && time.hi_us >= 5_000_000_000, "{time:?}");
+        // A server without slots no longer counts.
+        let server = Value::Array(vec![Value::BulkString("h1".into()), Value::Int(6_379)]);
+        let range = Value::Array(vec![Value::Int(0), Value::Int(16_383), server]);
+        shards.adopt(Slots::of(Value::Array(vec![range]), &hosts[0]).unwrap());
+        assert!(shards.time().unwrap().lo_us >= 5_000_000_000);
     }
 
     /// The bounds of a clock that was not read for long would delay every takeover.
     #[test]
     fn a_clock_that_was_not_read_for_long_does_not_count() {
-        let url = StoreUrl::parse("redis://h1,h2/?cluster=on").unwrap();
-        let location = Location::from_url(url, &mut StoreOptions::default()).unwrap();
-        let hosts = location.hosts.clone();
-        let shards = Shards::new(Connector::to(location).unwrap(), Env::system());
+        let (shards, hosts) = shards();
         let now = shards.env.now();
         let observe = |host: usize, resolution| {
             shards.links(Some(&hosts[host])).clock.observe(5_000_000_000, resolution, now, now);
