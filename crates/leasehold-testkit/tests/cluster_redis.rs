@@ -182,6 +182,25 @@ async fn a_primary_that_hangs_is_replaced() {
     guard.release().await.unwrap();
 }
 
+#[tokio::test]
+async fn an_open_store_lists_the_locks_of_a_promoted_primary() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut cluster = cluster(folder.path()).await;
+    let url = url(&cluster, "failover_grace=0s");
+    let name = lock_at(&cluster, 0).await;
+    let locker = Locker::open(&url).await.unwrap();
+    locker.lock(name.as_str()).acquire().await.unwrap().release().await.unwrap();
+    let listed = async || futures_util::TryStreamExt::try_collect::<Vec<_>>(locker.list("")).await;
+    assert_eq!(listed().await.unwrap().len(), 1);
+    let key = format!("locks/{name}");
+    let (primary, replica) = cluster.pair_of(&key).await;
+    let keys = async || redis_cli(cluster.members()[replica.unwrap()].url(), &["DBSIZE"]).await;
+    within("the copy of the record", async { while keys().await == "0" {} }).await;
+    cluster.kill_for_good(primary).await.unwrap();
+    within("the promotion", async { while Some(cluster.pair_of(&key).await.0) != replica {} }).await;
+    within("the listing", async { while !listed().await.is_ok_and(|names| names.len() == 1) {} }).await;
+}
+
 /// A lock that is held, its release and other claims follow the slot. None of the requests is applied twice.
 #[tokio::test]
 async fn requests_follow_a_slot_that_moves() {
@@ -269,9 +288,12 @@ async fn a_lock_is_listed_with_its_odd_braces_or_refused() {
         assert_eq!(listed.iter().map(ToString::to_string).collect::<Vec<_>>(), names);
     }
     let locker = Locker::open(&server).await.unwrap();
-    let error = locker.lock("a}b").try_acquire().await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Invalid, "{error:?}");
-    assert!(error.to_string().contains("`cluster=on`"), "{error}");
+    // The lock `a` has the record that `{a}` would have.
+    for name in ["a}b", "{a}"] {
+        let error = locker.lock(name).try_acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error:?}");
+        assert!(error.to_string().contains("`cluster=on`"), "{error}");
+    }
 }
 
 #[tokio::test]

@@ -135,13 +135,56 @@ async fn during_the_grace_known_grants_go_on_and_nothing_is_granted() {
     granted(&*open(&url).await).await;
 }
 
+/// Another server was the primary meanwhile, and may have lost a grant, while a connection to this one was unused.
+#[tokio::test]
+async fn a_primary_that_is_promoted_again_is_asked_again() {
+    let (_fresh, url) = known().await;
+    let store = open(&url).await;
+    for name in ["new", "new", "known"] {
+        store.release(&mut granted_to(&*store, &claim_of(&*store, name, TTL)).await, None).await.unwrap();
+    }
+    fail_over(&url).await;
+    for name in ["known", "another"] {
+        assert_withheld(&*store, name).await;
+    }
+    wait_for(&url, GRACE.as_secs()).await;
+    let store = open(&url).await;
+    granted_to(&*store, &claim_of(&*store, "known", TTL)).await;
+    query(&url, &format!("DELETE FROM {} WHERE name = '//leasehold/epoch'", table(&url))).await;
+    // The grace of this client, which records the server again, is over sooner.
+    assert_withheld(&*open(&url.replace("=60s", "=40s")).await, "new").await;
+    wait_for(&url, 40).await;
+    let held = refused_to(&*store, &claim_of(&*store, "new", TTL)).await;
+    assert!(held.to_string().contains("failover_grace"), "{held}");
+}
+
+/// Servers accept writes by default, also if they are replicas.
+#[tokio::test]
+async fn a_replica_that_is_not_read_only_is_refused() {
+    let pair = Pair::start().await;
+    query(&pair.replica.url(), "SET GLOBAL read_only = 0").await;
+    let claim_there = async || {
+        let store = open(&pair.replica.url()).await;
+        let mut claim = claim(&*store);
+        claim.store_timeout = Duration::from_secs(3);
+        store.try_acquire(&claim).await
+    };
+    let error = claim_there().await.unwrap_err();
+    assert!(error.is_transient() && error.to_string().contains("is a replica"), "{error:?}");
+    pair.replica.stop_copying().await;
+    assert!(matches!(claim_there().await.unwrap(), AcquireOutcome::Granted(_)));
+}
+
 #[tokio::test]
 async fn the_longest_grace_of_all_clients_counts() {
     let (_fresh, url) = known().await;
     let (longer, shorter) = (url.replace("=60s", "=3600s"), url);
+    let kept = open(&shorter).await;
+    kept.release(&mut granted(&*kept).await, None).await.unwrap();
     let left = async |url: &str| refused(&*open(url).await).await.lapses_within.unwrap().as_secs();
     // By now, 100 s have passed.
     assert!((3_000..3_501).contains(&left(&longer).await));
+    assert_withheld(&*kept, "lock").await;
     assert!((3_000..3_501).contains(&left(&shorter).await));
     fail_over(&shorter).await;
     assert!((3_501..=3_600).contains(&left(&shorter).await));

@@ -442,7 +442,7 @@ impl StoreError {
         self.fault().kind == ErrorKind::Unavailable
     }
 
-    /// Returns the error of a request that changes nothing.
+    /// Returns the error of a request that changes nothing, or has changed nothing.
     pub(crate) fn of_read(self) -> Self {
         match self {
             Self::NotApplied(fault) | Self::MaybeApplied(fault) => fault.not_applied(),

@@ -21,6 +21,7 @@ const HOSTILE: &[&str] = &[
 #[tokio::test]
 async fn defaults_of_the_server_change_nothing() {
     let (server, url, _folder) = server(HOSTILE).await;
+    query(&url, "SET GLOBAL sql_select_limit = 1, unique_checks = 0").await;
     let (store, other) = (open(&url).await, open(&url).await);
     for name in ["lock", "löck 'a\\"] {
         for _ in 0..3 {
@@ -82,7 +83,11 @@ async fn a_server_that_becomes_read_only_is_not_used_again() {
     let both = old.replace(&address(&old), &format!("{},{}", address(&old), address(&new)));
     let store = open(&both).await;
     store.release(&mut granted(&*store).await, None).await.unwrap();
+    let reader = Locker::open(&old).await.unwrap();
+    let names = async || futures_util::TryStreamExt::try_collect::<Vec<_>>(reader.list("")).await;
+    assert_eq!(names().await.unwrap(), [lock()]);
     query(&old, "SET GLOBAL read_only = 1").await;
+    assert_eq!(names().await.unwrap_err().kind(), ErrorKind::Unavailable);
     let before = cells(&old, "*").await;
     let grant = granted(&*store).await;
     assert_eq!(cells(&new, "token").await, grant.token.to_string());

@@ -21,9 +21,11 @@ async fn tables_that_can_lose_or_confuse_locks_are_refused() {
         ("ALTER TABLE t DROP PRIMARY KEY, ADD PRIMARY KEY (name, locked_by)", "unique"),
         ("ALTER TABLE t DROP PRIMARY KEY, ADD UNIQUE (name(3))", "unique"),
         ("ALTER TABLE t DROP PRIMARY KEY, ADD INDEX (name)", "unique"),
+        ("ALTER TABLE t DROP PRIMARY KEY, ADD UNIQUE (name) USING HASH", "unique"),
         ("ALTER TABLE t MODIFY name varchar(64) NOT NULL", "varchar(64)"),
         ("ALTER TABLE t MODIFY lock_until timestamp(6) NOT NULL DEFAULT '2030-01-01'", "timestamp(6)"),
         ("ALTER TABLE t MODIFY lock_until datetime NOT NULL", "datetime "),
+        ("ALTER TABLE t MODIFY lock_until datetime(6) NOT NULL ON UPDATE NOW(6)", "on update"),
         ("ALTER TABLE t MODIFY token int", "token int"),
         ("ALTER TABLE t DROP served", "served"),
     ] {

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::error::{Error, Fault, StoreError};
+use crate::error::Error;
 use crate::lease::printable;
 use crate::stores::hosts::{Host, Servers, Tls};
 use crate::stores::password::Password;
@@ -42,24 +42,6 @@ impl Database {
         }
         Ok(Self { hosts, user, password, name, tls })
     }
-}
-
-/// Runs `read`, which blocks, before a connection. It reads the password and the TLS files again each time, because they
-/// may be replaced while the store is open.
-pub(super) async fn before_connecting<T: Send + 'static>(
-    read: impl FnOnce() -> Result<T, Error> + Send + 'static,
-) -> Result<T, StoreError> {
-    let Ok(read) = tokio::task::spawn_blocking(read).await else {
-        return Err(Fault::unavailable("the program is ending").not_applied());
-    };
-    read.map_err(|error| {
-        let fault = Fault::new(error.kind(), error.to_string());
-        match error.help().first() {
-            Some(help) => fault.with_help(help),
-            None => fault,
-        }
-        .not_applied()
-    })
 }
 
 /// How much of a message is shown, in characters.

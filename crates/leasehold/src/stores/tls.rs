@@ -58,8 +58,8 @@ pub(super) fn identity(tls: &Tls) -> Result<Option<[Vec<u8>; 2]>, Error> {
     tls.identity.as_ref().map(texts).transpose()
 }
 
-/// Reads files on a thread for blocking work.
-#[allow(dead_code, reason = "PostgreSQL does not need it")]
+/// Reads files on a thread for blocking work. A connection reads the password and the TLS files again, because they may be
+/// replaced while the store is open.
 pub(super) async fn blocking<T: Send + 'static>(
     read: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, StoreError> {

@@ -10,10 +10,9 @@ use super::errors;
 use crate::clock::timeout;
 use crate::env::Env;
 use crate::error::{Error, Fault, StoreError};
-use crate::stores::database::before_connecting;
 use crate::stores::hosts::{Host, Tls};
 use crate::stores::password::Accepted;
-use crate::stores::tls::{authorities, client_config, identity};
+use crate::stores::tls::{authorities, blocking, client_config, identity};
 
 /// The time limit of a connection to one server, including the TLS handshake and the login. A lost SYN is sent again
 /// after one second.
@@ -58,7 +57,7 @@ impl Connector {
 
     async fn opened(&self, host: &Host, env: &Env) -> Result<Conn, StoreError> {
         let location = self.location.clone();
-        let (password, tls) = before_connecting(move || read(&location)).await?;
+        let (password, tls) = blocking(move || read(&location)).await?;
         let database = &self.location.database;
         let is_tls = tls.is_some();
         let options = OptsBuilder::default()

@@ -61,7 +61,7 @@ fn durability(info: &ServerInfo) -> Finding {
         lost.push("innodb_flush_log_at_trx_commit is not 1: a crash of the machine or the server can undo about the last second of grants that were reported");
     }
     if info.is_on("log_bin") && info.variable("sync_binlog") != "1" {
-        lost.push("sync_binlog is not 1: after a crash of the machine, grants can be missing on the replicas, so a promotion loses them");
+        lost.push("sync_binlog is not 1: a crash of the machine can undo grants that were reported, because the server rolls back what is not in the binary log, and the replicas can lack them");
     }
     if info.variables.contains_key("innodb_doublewrite") && !info.is_on("innodb_doublewrite") {
         lost.push("innodb_doublewrite is off: a crash of the machine can damage the table");
@@ -70,7 +70,7 @@ fn durability(info: &ServerInfo) -> Finding {
         return Finding::passed(CHECK, "commits are on the disk before they are reported");
     }
     Finding::warning(CHECK, lost.join("; "))
-        .with_help("set innodb_flush_log_at_trx_commit=1, sync_binlog=1 and innodb_doublewrite=ON, or protect the resource with fencing tokens")
+        .with_help("set innodb_flush_log_at_trx_commit=1, sync_binlog=1 and innodb_doublewrite=ON, or protect the resource with fencing tokens; with failover_grace, delete the row //leasehold/epoch after such a crash")
 }
 
 /// Sees neither the replicas nor whether they are synchronous.
@@ -144,7 +144,7 @@ mod tests {
         );
         for (name, value, lost) in [
             ("innodb_flush_log_at_trx_commit", "2", "second of grants"),
-            ("sync_binlog", "0", "replicas"),
+            ("sync_binlog", "0", "rolls back"),
             ("innodb_doublewrite", "OFF", "damage"),
         ] {
             let finding = durability(&with(&[(name, value)]));

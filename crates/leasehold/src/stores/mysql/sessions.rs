@@ -12,7 +12,7 @@ use super::connect::Connector;
 use super::errors::{self, Effect};
 use super::row::{Answer, cell};
 use super::server::{self, ServerInfo};
-use super::sql::{note_epoch, quoted};
+use super::sql::{is_known, note_epoch, quoted};
 use crate::clock::{Moment, StoreClock, timeout};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
@@ -47,6 +47,8 @@ pub(super) struct Session {
     pub(super) host: String,
     /// See [`ServerInfo::guard`].
     pub(super) guard: String,
+    /// The guard of a grant. With `failover_grace`, see [`is_known`].
+    pub(super) guard_of_grants: String,
     /// From when on the server grants locks, on its clock: see `failover_grace`.
     pub(super) grants_from_us: i64,
     /// When the server last responded.
@@ -164,15 +166,21 @@ impl Sessions {
         let (mut session, info) = self.checked(host).await?;
         server::check(&info, &session.host, self.table()).map_err(Fault::not_applied)?;
         let grace = self.connector.location.failover_grace;
-        if !grace.is_zero() && session.has_table {
-            let note = note_epoch(&quoted(self.table()), &info.identity(), grace);
+        if grace.is_zero() {
+            return Ok(session);
+        }
+        let (table, identity) = (quoted(self.table()), info.identity());
+        let known = is_known(&table, &identity, grace);
+        session.guard_of_grants = format!("{} AND {known}", session.guard);
+        if session.has_table {
+            let note = note_epoch(&table, &identity, grace);
             let noted = timeout(&*self.env.clock, CHECK_LIMIT, session.run(&note)).await;
             let noted = noted.ok_or_else(|| silent(host))?;
             let noted = noted.map_err(|(error, _)| {
-                not_applied(errors::of_statement(&error, Effect::None, false, self.table()))
+                errors::of_statement(&error, Effect::None, false, self.table()).of_read()
             })?;
             session.grants_from_us = match noted.last().and_then(|answer| answer.rows.first()) {
-                Some(row) => cell(row, "grants_from_us").map_err(not_applied)?,
+                Some(row) => cell(row, "grants_from_us").map_err(StoreError::of_read)?,
                 None => return Err(Fault::unavailable("the row of the primary was deleted").not_applied()),
             };
         }
@@ -182,20 +190,24 @@ impl Sessions {
     /// Connects to `host`, and returns its properties.
     async fn checked(&self, host: &Host) -> Result<(Session, ServerInfo), StoreError> {
         let conn = self.connector.connect(host, &self.env).await?;
-        let (guard, sent) = (String::new(), self.env.now());
+        let sent = self.env.now();
         let mut session = Session {
             conn,
             host: host.to_string(),
-            guard,
+            guard: String::new(),
+            guard_of_grants: String::new(),
             grants_from_us: 0,
             answered: sent,
             has_table: false,
         };
         let info = timeout(&*self.env.clock, CHECK_LIMIT, session.info(self.table())).await;
-        let info = info.ok_or_else(|| silent(host))?.map_err(not_applied)?;
-        self.note_clock(info.clock_us, sent);
-        (session.guard, session.has_table, session.answered) =
-            (info.guard(), info.table.is_some(), self.env.now());
+        let info = info.ok_or_else(|| silent(host))?.map_err(StoreError::of_read)?;
+        // The clock of another server does not count.
+        if server::check(&info, &session.host, self.table()).is_ok() {
+            self.note_clock(info.clock_us, sent);
+        }
+        (session.guard, session.guard_of_grants) = (info.guard(), info.guard());
+        (session.has_table, session.answered) = (info.table.is_some(), self.env.now());
         Ok((session, info))
     }
 
@@ -278,7 +290,7 @@ impl Used {
             if !cell::<bool>(row, "is_same")? {
                 let done = effect == Effect::Writes && answers[0].affected > 0;
                 let fault = errors::not_primary(
-                    "another server than the one that was checked, or one that is read-only, answered",
+                    "another server than the one that was checked answered, or it is read-only, or it was promoted since",
                 );
                 return Err(if done { fault.maybe_applied() } else { fault.not_applied() });
             }
@@ -325,13 +337,6 @@ fn has(row: &Row, column: &str) -> bool {
 
 fn silent(host: &Host) -> StoreError {
     Fault::unavailable(format!("MySQL at {host} did not respond within {CHECK_LIMIT:.0?}")).not_applied()
-}
-
-/// Returns the error of a request before the first write, or after a write that was certainly not applied.
-pub(super) fn not_applied(error: StoreError) -> StoreError {
-    match error {
-        StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault) => fault.not_applied(),
-    }
 }
 
 #[cfg(test)]

@@ -28,7 +28,8 @@ const UNTIL_US: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.lock_until)";
 /// does a wait of `leasehold init` for the table.
 pub(super) const BEGIN: &str =
     "SET SESSION autocommit = 1, sql_mode = 'STRICT_ALL_TABLES', time_zone = '+00:00',
-        innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, wait_timeout = 28800, sql_safe_updates = 0;
+        innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, wait_timeout = 28800, sql_safe_updates = 0,
+        unique_checks = 1, sql_select_limit = 18446744073709551615;
     SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE";
 
 /// The columns, their types, and the rest of their definitions. ShedLock uses the first four. Texts are bytes, so that no
@@ -84,10 +85,10 @@ fn time(us: &str) -> String {
     format!("TIMESTAMPADD(MICROSECOND, {us}, '1970-01-01')")
 }
 
-/// Returns the condition that the row `l` has `version`.
-fn has_version(version: &Version) -> String {
+/// Returns the condition that a row has `version`. `l` is what stands before the names of its columns.
+fn has_version(l: &str, version: &Version) -> String {
     let (version, by) = version.as_str().split_once(' ').unwrap_or_default();
-    format!("COALESCE(l.version, '') = {} AND l.locked_by = {}", literal(version), literal(by))
+    format!("COALESCE({l}version, '') = {} AND {l}locked_by = {}", literal(version), literal(by))
 }
 
 /// The condition that no other client has the lock. Old versions of ShedLock unlock any row, which shortens
@@ -172,12 +173,16 @@ pub(super) fn write(table: &str, guard: &str, writing: &Writing, kept: Duration,
             own = literal(&record.grant.to_string()),
         ),
         (None, Some(version)) if grants && !is_ours(version) => {
-            format!("{} AND {}", has_version(version), is_ended())
+            format!("{} AND {}", has_version("l.", version), is_ended())
         }
         (None, Some(version)) if *change == Change::Renew => {
-            format!("{} AND l.written_us + {} > {NOW_US}", has_version(version), number(micros(*prolongs)))
+            format!(
+                "{} AND l.written_us + {} > {NOW_US}",
+                has_version("l.", version),
+                number(micros(*prolongs))
+            )
         }
-        (None, Some(version)) => has_version(version),
+        (None, Some(version)) => has_version("l.", version),
         (None, None) => "true".to_owned(),
     };
     let condition = format!("{guard} AND {right} AND {NOW_US} < {too_late_us}");
@@ -211,8 +216,7 @@ pub(super) fn write_line(table: &str, name: &str, expect: Option<&Version>, line
 /// Returns the statement that deletes the row of `name` if it has `version`.
 pub(super) fn discard(table: &str, name: &str, version: &Version) -> String {
     // Without an alias, because MySQL and MariaDB differ in where one is written.
-    let version = has_version(version).replace("l.", "");
-    format!("DELETE FROM {table} WHERE name = {} AND {version}", literal(name))
+    format!("DELETE FROM {table} WHERE name = {} AND {}", literal(name), has_version("", version))
 }
 
 /// Returns the query that says whether other clients have rows.
@@ -220,12 +224,14 @@ pub(super) fn is_shared(table: &str) -> String {
     format!("SELECT EXISTS (SELECT 1 FROM {table} AS l WHERE l.locked_by NOT LIKE '{OURS}%') AS is_shared")
 }
 
-/// Returns the query for the next `count` names after `from` that begin with `prefix`, in the order of their bytes.
-pub(super) fn names(table: &str, prefix: &str, from: Option<&str>, count: usize) -> String {
+/// Returns the query for the next `count` names after `from` that begin with `prefix`, in the order of their bytes. The
+/// query for the time follows, because there may be no names.
+pub(super) fn names(table: &str, guard: &str, prefix: &str, from: Option<&str>, count: usize) -> String {
     let after = from.map_or(String::new(), |from| format!("AND l.name > {}", literal(from)));
     format!(
         "SELECT l.name FROM {table} AS l WHERE l.name >= {prefix} AND LEFT(l.name, {length}) = {prefix} {after}
-         ORDER BY l.name LIMIT {count}",
+         ORDER BY l.name LIMIT {count};
+         SELECT {NOW_US} AS now_us, ({guard}) AS is_same",
         length = prefix.len(),
         prefix = literal(prefix),
     )
@@ -246,5 +252,18 @@ pub(super) fn note_epoch(table: &str, identity: &str, grace: Duration) -> String
             written_us = IF(version = {identity}, LEAST(written_us, {NOW_US}), {NOW_US}),
             token = GREATEST(token, {grace_us}), version = {identity};
          SELECT l.written_us + l.token AS grants_from_us FROM {table} AS l WHERE l.name = {name}"
+    )
+}
+
+/// Returns the condition that the row names this server, that its grace is as long as `grace` and over, and that the clock
+/// was not set back since. Each grant contains it, because another server may have been the primary while the connection
+/// was unused. MySQL reads the table of an update only through a table like `e`, which `LIMIT` keeps apart.
+pub(super) fn is_known(table: &str, identity: &str, grace: Duration) -> String {
+    format!(
+        "COALESCE((SELECT e.version = {} AND e.token >= {} AND e.written_us + e.token <= {NOW_US}
+            FROM (SELECT version, token, written_us FROM {table} WHERE name = {} LIMIT 1) AS e), 0)",
+        literal(identity),
+        number(micros(grace)),
+        literal(EPOCH)
     )
 }

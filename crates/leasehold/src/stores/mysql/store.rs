@@ -8,7 +8,7 @@ use mysql_async::Row;
 use super::connect::Connector;
 use super::errors::Effect;
 use super::row::{Answer, Stored, cell, text, unreadable};
-use super::sessions::{Purpose, Sessions, not_applied};
+use super::sessions::{Purpose, Sessions};
 use super::sql::{self, Writing, quoted};
 use crate::clock::micros;
 use crate::env::Env;
@@ -88,7 +88,7 @@ impl MysqlStore {
             Change::Grant | Change::Renew => clock_us.saturating_add(number(micros(left))),
             Change::Free => i64::MAX,
         };
-        let guard = &session.guard;
+        let guard = if *change == Change::Grant { &session.guard_of_grants } else { &session.guard };
         let write = sql::write(&self.table, guard, &writing, kept, too_late_us);
         let request = format!("{write}; {}", sql::read(&self.table, name.as_str(), guard));
         let answers = used.query(Effect::Writes, &request).await?;
@@ -101,7 +101,7 @@ impl MysqlStore {
         if answers[0].affected == 0 {
             let found = stored.map(|stored| stored.found(name.as_str(), self.sessions.table())).transpose();
             return Ok(Written::Conflict(
-                found.map_err(not_applied)?.map_or(Refusal::Absent, Refusal::Found),
+                found.map_err(StoreError::of_read)?.map_or(Refusal::Absent, Refusal::Found),
             ));
         }
         let version = version_of(&columns.version, &locked_by(record.grant));
@@ -127,8 +127,9 @@ impl MysqlStore {
         prefix: &str,
         from: Option<String>,
     ) -> Result<Page<String, String>, StoreError> {
-        let names = sql::names(&self.table, prefix, from.as_deref(), PAGE);
-        let answers = self.send(Effect::None, &names).await?;
+        let mut used = self.sessions.take(Purpose::Contend).await?;
+        let names = sql::names(&self.table, &used.session()?.guard, prefix, from.as_deref(), PAGE);
+        let answers = used.query(Effect::None, &names).await?;
         let rows = answers.first().map_or(&[][..], |answer| &answer.rows);
         let items = rows.iter().map(|row| Ok(text(row, "name")?.unwrap_or_default()));
         let items: Vec<String> = items.collect::<Result<_, StoreError>>()?;

@@ -17,10 +17,9 @@ use super::errors;
 use crate::clock::timeout;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
-use crate::stores::database::before_connecting;
 use crate::stores::hosts::Host;
 use crate::stores::password::Accepted;
-use crate::stores::tls::client_config;
+use crate::stores::tls::{blocking, client_config};
 
 /// The time limit of a connection to one server, including the TLS handshake and the login. A lost SYN is sent again
 /// after one second.
@@ -130,7 +129,7 @@ impl Connector {
             config.options(format!("-c {MARK}=on"));
         }
         let location = self.location.clone();
-        let (password, tls) = before_connecting(move || {
+        let (password, tls) = blocking(move || {
             let password = location.password.as_ref().map(|password| password.read()).transpose()?;
             Ok((password, location.tls.as_ref().map(|tls| client_config(tls, "PostgreSQL")).transpose()?))
         })

@@ -208,18 +208,18 @@ impl PostgresStore {
     async fn refused(&self, writing: &Writing, row: &Row, too_late: i64) -> Result<Written, StoreError> {
         let Writing { change, over, name, .. } = writing;
         let table = &self.sessions.table().name;
-        let is_right: Option<bool> = cell(row, "is_right").map_err(not_applied)?;
+        let is_right: Option<bool> = cell(row, "is_right").map_err(StoreError::of_read)?;
         let found = match is_right {
-            Some(_) => cells(row).map_err(not_applied)?.found(name.as_str(), table)?,
+            Some(_) => cells(row).map_err(StoreError::of_read)?.found(name.as_str(), table)?,
             None => None,
         };
-        let now_us: i64 = cell(row, "now_us").map_err(not_applied)?;
+        let now_us: i64 = cell(row, "now_us").map_err(StoreError::of_read)?;
         let may_grant = is_right == Some(true) || is_right.is_none() && over.is_some();
         if may_grant && *change == Change::Grant {
-            match cell::<Option<i64>>(row, "left_us").map_err(not_applied)? {
+            match cell::<Option<i64>>(row, "left_us").map_err(StoreError::of_read)? {
                 // The primary is not recorded.
                 None => {
-                    self.note_epoch().await.map_err(not_applied)?;
+                    self.note_epoch().await.map_err(StoreError::of_read)?;
                     return Box::pin(self.write(writing)).await;
                 }
                 Some(0) if is_right.is_none() && now_us < too_late => return Err(hidden()),
@@ -281,13 +281,6 @@ fn hidden() -> StoreError {
             "row security may hide the rows of other users from this one: `leasehold doctor` checks for it",
         )
         .not_applied()
-}
-
-/// Returns the error of a request after a write that was certainly not applied.
-fn not_applied(error: StoreError) -> StoreError {
-    match error {
-        StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault) => fault.not_applied(),
-    }
 }
 
 /// Returns for how long a request without a ttl waits for a row.

@@ -163,7 +163,7 @@ pub(super) fn without_server(what: &str) -> Fault {
 /// Returns the error for a lock whose name has braces that mislead.
 pub(super) fn braces(key: &str) -> Fault {
     let message = format!(
-        "the key {key:?} cannot be a lock in a cluster (`cluster=on`): it has a `}}` without a hash tag"
+        "the key {key:?} cannot be a lock in a cluster (`cluster=on`): its braces are no hash tag, or all of it is one"
     );
     Fault::new(ErrorKind::Invalid, message)
         .with_help("use a lock name and a prefix without braces, or with a hash tag such as {locks}/")

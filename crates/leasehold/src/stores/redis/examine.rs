@@ -40,7 +40,7 @@ impl RedisRecords {
         let connector = &self.shards().connector;
         let mut links = Vec::new();
         if self.shards().location().cluster {
-            let slots = self.slots().await?;
+            let slots = self.slots(true).await?;
             for host in slots.hosts() {
                 links.push(connector.only(&host).connect_to_any(&self.env).await?);
             }

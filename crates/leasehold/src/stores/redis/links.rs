@@ -105,12 +105,21 @@ impl Links {
         script: &ScriptInvocation<'_>,
         asks: bool,
     ) -> Result<Value, RedisError> {
-        let mut running = Running { links: self, link, began: self.env.now(), answered: false };
         let mut connection = link.connection.clone();
-        let answer = match asks {
-            false => script.invoke_async::<Value>(&mut connection).await,
-            true => asked(&mut connection, script).await,
-        };
+        match asks {
+            false => self.run(link, script.invoke_async(&mut connection)).await,
+            true => self.run(link, asked(&mut connection, script)).await,
+        }
+    }
+
+    /// Waits for the response to a request over `link`.
+    pub(super) async fn run<T>(
+        &self,
+        link: &Arc<Link>,
+        request: impl Future<Output = RedisResult<T>>,
+    ) -> RedisResult<T> {
+        let mut running = Running { links: self, link, began: self.env.now(), answered: false };
+        let answer = request.await;
         running.answered = true;
         link.unanswered().take();
         answer.inspect_err(|error| {
@@ -134,7 +143,7 @@ async fn asked(
     answer
 }
 
-/// A script that waits for its response.
+/// A request that waits for its response.
 struct Running<'a> {
     links: &'a Links,
     link: &'a Arc<Link>,

@@ -92,10 +92,10 @@ impl RedisRecords {
         self.worker.run(|shards| async move { shards.shard_at(Some(&host), asks).await }).await?
     }
 
-    /// Returns the slots of the cluster.
-    pub(super) async fn slots(&self) -> Result<Arc<Slots>, StoreError> {
-        let none = Arc::default();
-        self.worker.run(|shards| async move { shards.slots(none).await }).await?
+    /// Returns the slots of the cluster. Asks for them if they are unknown, or `anew`.
+    pub(super) async fn slots(&self, anew: bool) -> Result<Arc<Slots>, StoreError> {
+        let seen = if anew { self.shards().latest() } else { Arc::default() };
+        self.worker.run(|shards| async move { shards.slots(seen).await }).await?
     }
 }
 
@@ -314,7 +314,7 @@ impl RedisRecords {
         if !location.cluster || location.failover_grace.is_zero() || shard.link.vouched().is_some() {
             return Ok(());
         }
-        let key = self.slots().await?.key_at(&shard.link.host, &location.prefix, EPOCH);
+        let key = self.slots(false).await?.key_at(&shard.link.host, &location.prefix, EPOCH);
         let mut script = self.scripts.epoch.prepare_invoke();
         script.key(key).arg(micros(location.failover_grace));
         let answer = self.shards().invoke(shard, &script).await.map_err(|(error, _)| error);

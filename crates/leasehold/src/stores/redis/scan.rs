@@ -30,7 +30,7 @@ impl RedisRecords {
         prefix: String,
         from: Option<Position>,
     ) -> Result<Page<LockName, Position>, StoreError> {
-        let mut hosts = self.slots().await?.hosts();
+        let mut hosts = self.slots(from.is_none()).await?.hosts();
         hosts.sort_by_key(ToString::to_string);
         let position = from.or_else(|| Some((hosts.first()?.clone(), 0)));
         let (host, cursor) = position.ok_or_else(|| errors::without_server("all").not_applied())?;
@@ -38,8 +38,9 @@ impl RedisRecords {
         let pattern = format!("*{}*{RECORD}", escaped(&self.lock(&prefix)));
         let mut scan = redis::cmd("SCAN");
         scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(PAGE);
-        let found: Result<(u64, Vec<Vec<u8>>), _> =
-            scan.query_async(&mut shard.link.connection.clone()).await;
+        let mut connection = shard.link.connection.clone();
+        let found =
+            shard.links.run(&shard.link, scan.query_async::<(u64, Vec<Vec<u8>>)>(&mut connection)).await;
         let (cursor, keys) = found.map_err(|error| errors::of_request(&error))?;
         let name = |key: Vec<u8>| self.name_of(std::str::from_utf8(&key).ok()?);
         let items = keys.into_iter().filter_map(name).filter(|name| name.as_str().starts_with(&prefix));

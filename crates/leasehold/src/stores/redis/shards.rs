@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures_util::future::select_ok;
 use redis::{ScriptInvocation, Value};
@@ -13,7 +14,7 @@ use super::errors;
 use super::link::Link;
 use super::links::Links;
 use super::slots::{Redirect, Slots};
-use crate::clock::StoreTime;
+use crate::clock::{StoreTime, micros};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
 use crate::stores::hosts::{Host, none_of};
@@ -22,16 +23,21 @@ use crate::stores::notifications::Calls;
 /// How many servers of a cluster are asked at once for its slots.
 const ASKED: usize = 4;
 
+/// How wide the bounds of a clock become if it is not read for half an hour.
+const VAGUE: Duration = Duration::from_secs(20);
+
 /// The servers of a store.
 #[derive(Debug)]
 pub(super) struct Shards {
     pub(super) connector: Connector,
     pub(super) env: Env,
     pub(super) calls: Arc<Calls>,
-    /// The connections that were ever needed, by primary. `None` stands for the primary without a cluster.
+    /// The connections by primary. `None` stands for the primary without a cluster.
     links: Mutex<HashMap<Option<Host>, Arc<Links>>>,
     /// The slots of a cluster, as they were last reported. Empty before the first question, and when they have changed.
     slots: Mutex<Arc<Slots>>,
+    /// The primary at which a request failed last.
+    failed: Mutex<Option<Host>>,
     asking: tokio::sync::Mutex<()>,
 }
 
@@ -51,8 +57,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Shards {
     pub(super) fn new(connector: Connector, env: Env) -> Self {
         let calls = Calls::new(env.clone());
-        let (links, slots, asking) = Default::default();
-        Self { connector, env, calls, links, slots, asking }
+        let (links, slots, failed, asking) = Default::default();
+        Self { connector, env, calls, links, slots, failed, asking }
     }
 
     pub(super) fn location(&self) -> &Location {
@@ -67,7 +73,7 @@ impl Shards {
         locked(&self.links).entry(host.cloned()).or_insert_with(new).clone()
     }
 
-    fn latest(&self) -> Arc<Slots> {
+    pub(super) fn latest(&self) -> Arc<Slots> {
         locked(&self.slots).clone()
     }
 
@@ -97,7 +103,16 @@ impl Shards {
     /// Connects to the shard whose primary is `host`.
     pub(super) async fn shard_at(&self, host: Option<&Host>, asks: bool) -> Result<Shard, StoreError> {
         let links = self.links(host);
-        Ok(Shard { link: links.link().await?, links, asks })
+        let link = links.link().await.inspect_err(|_| *locked(&self.failed) = host.cloned())?;
+        Ok(Shard { link, links, asks })
+    }
+
+    /// Drops the connections to servers that have no slots.
+    fn adopt(&self, slots: Slots) -> Arc<Slots> {
+        let primaries = slots.hosts();
+        locked(&self.links).retain(|host, _| host.as_ref().is_none_or(|host| primaries.contains(host)));
+        *locked(&self.slots) = Arc::new(slots);
+        self.latest()
     }
 
     /// Returns the slots of the cluster, if they are no longer as `seen`, or else asks for them. Does so in a separate
@@ -110,7 +125,6 @@ impl Shards {
             if !Arc::ptr_eq(&latest, &seen) && !latest.hosts().is_empty() {
                 return Ok(latest);
             }
-            // First the servers that respond. A primary that is cut off may not know that it was replaced.
             let all = locked(&shards.links).clone();
             let (open, others): (Vec<_>, Vec<_>) =
                 all.into_iter().partition(|(_, links)| links.opened().is_some());
@@ -118,15 +132,12 @@ impl Shards {
                 |links: Vec<(Option<Host>, _)>| links.into_iter().filter_map(|(host, _)| host).collect();
             let seeds = shards.location().hosts.clone();
             let mut failed = Vec::new();
-            for hosts in
-                [hosts(open), seeds, hosts(others)].iter().flat_map(|hosts: &Vec<_>| hosts.chunks(ASKED))
-            {
+            let last = locked(&shards.failed).clone();
+            let order = in_order([hosts(open), seeds, hosts(others)], last);
+            for hosts in order.iter().flat_map(|hosts| hosts.chunks(ASKED)) {
                 let ask = |host| Box::pin(shards.connector.slots(host, &shards.env));
                 match select_ok(hosts.iter().map(ask)).await {
-                    Ok((slots, _)) => {
-                        *locked(&shards.slots) = Arc::new(slots);
-                        return Ok(shards.latest());
-                    }
+                    Ok((slots, _)) => return Ok(shards.adopt(slots)),
                     Err(error) => failed.push(error),
                 }
             }
@@ -147,14 +158,21 @@ impl Shards {
             if redirect.as_ref().is_some_and(|redirect| !redirect.asks) {
                 *locked(&self.slots) = Arc::default();
             }
+            if errors::is_of_this_server(&error) {
+                *locked(&self.failed) = Some(shard.link.host.clone());
+            }
             (errors::of_request(&error), redirect)
         })
     }
 
-    /// Returns bounds that hold for the clocks of all shards.
+    /// Returns bounds that hold for the clocks of all shards. Skips those that were not read for long, if others were.
     pub(super) fn time(&self) -> Option<StoreTime> {
-        let (now, links) = (self.env.now(), locked(&self.links));
-        let times = links.values().filter_map(|links| links.clock.bounds(now));
+        let now = self.env.now();
+        let times =
+            locked(&self.links).values().filter_map(|links| links.clock.bounds(now)).collect::<Vec<_>>();
+        let is_recent = |time: &StoreTime| time.hi_us - time.lo_us < micros(VAGUE);
+        let has_recent = times.iter().any(is_recent);
+        let times = times.into_iter().filter(|time| !has_recent || is_recent(time));
         times.reduce(|one, other| StoreTime {
             lo_us: one.lo_us.min(other.lo_us),
             hi_us: one.hi_us.max(other.hi_us),
@@ -167,20 +185,29 @@ impl Shards {
     }
 }
 
+/// Returns the servers to ask for the slots: first those that respond, and last the one at which a request `failed`. A
+/// primary that is cut off may not know that it was replaced.
+fn in_order(groups: [Vec<Host>; 3], failed: Option<Host>) -> Vec<Vec<Host>> {
+    let others = groups.map(|hosts| hosts.into_iter().filter(|host| Some(host) != failed.as_ref()).collect());
+    others.into_iter().chain([failed.into_iter().collect()]).collect()
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::lease::StoreOptions;
     use crate::url::StoreUrl;
 
-    #[test]
-    fn the_bounds_of_the_clock_hold_for_each_shard() {
+    fn shards() -> (Shards, Vec<Host>) {
         let url = StoreUrl::parse("redis://h1,h2/?cluster=on").unwrap();
         let location = Location::from_url(url, &mut StoreOptions::default()).unwrap();
         let hosts = location.hosts.clone();
-        let shards = Shards::new(Connector::to(location).unwrap(), Env::system());
+        (Shards::new(Connector::to(location).unwrap(), Env::system()), hosts)
+    }
+
+    #[test]
+    fn the_bounds_of_the_clock_hold_for_each_shard() {
+        let (shards, hosts) = shards();
         assert!(shards.time().is_none());
         let now = shards.env.now();
         for (host, us) in hosts.iter().zip([5_000_000_000, 1_000_000_000]) {
@@ -188,5 +215,32 @@ mod tests {
         }
         let time = shards.time().unwrap();
         assert!(time.lo_us < 2_000_000_000 && time.hi_us >= 5_000_000_000, "{time:?}");
+        // A server without slots no longer counts.
+        let server = Value::Array(vec![Value::BulkString("h1".into()), Value::Int(6_379)]);
+        let range = Value::Array(vec![Value::Int(0), Value::Int(16_383), server]);
+        shards.adopt(Slots::of(Value::Array(vec![range]), &hosts[0]).unwrap());
+        assert!(shards.time().unwrap().lo_us >= 5_000_000_000);
+    }
+
+    /// The bounds of a clock that was not read for long would delay every takeover.
+    #[test]
+    fn a_clock_that_was_not_read_for_long_does_not_count() {
+        let (shards, hosts) = shards();
+        let now = shards.env.now();
+        let observe = |host: usize, resolution| {
+            shards.links(Some(&hosts[host])).clock.observe(5_000_000_000, resolution, now, now);
+        };
+        observe(0, 2 * VAGUE);
+        assert!(shards.time().unwrap().hi_us >= 5_040_000_000, "it is all there is");
+        observe(1, Duration::ZERO);
+        assert!(shards.time().unwrap().hi_us < 5_020_000_000);
+    }
+
+    #[test]
+    fn the_primary_that_failed_is_asked_last_for_the_slots() {
+        let host = |port| Host { name: "h".into(), port };
+        let groups = [vec![host(1), host(2)], vec![host(2), host(3)], vec![]];
+        let order = in_order(groups, Some(host(2))).concat();
+        assert_eq!(order, [host(1), host(3), host(2)]);
     }
 }

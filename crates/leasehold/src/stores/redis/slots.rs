@@ -91,10 +91,13 @@ fn slot_of(key: &str) -> u16 {
 }
 
 /// Returns the key of the form `{LOCK}SUFFIX` or `LOCK SUFFIX` that has the slot of the key `lock`. Returns `None` if the
-/// braces in `lock` allow neither.
+/// braces in `lock` allow neither, and if the key is that of another lock: `{x}SUFFIX` is the key of `x`, not of `{x}`.
 pub(super) fn beside(lock: &str, suffix: &str) -> Option<String> {
-    let keys = [format!("{{{lock}}}{suffix}"), format!("{lock}{suffix}")];
-    keys.into_iter().find(|key| tag(key) == tag(lock))
+    let has_slot = |key: &str, lock: &str| tag(key) == tag(lock);
+    let around = |lock: &str| Some(format!("{{{lock}}}{suffix}")).filter(|key| has_slot(key, lock));
+    let inner = lock.strip_prefix('{').and_then(|lock| lock.strip_suffix('}'));
+    let behind = Some(format!("{lock}{suffix}")).filter(|key| has_slot(key, lock));
+    around(lock).or(behind.filter(|key| inner.and_then(around).as_ref() != Some(key)))
 }
 
 /// Where a server sends a request on to.
@@ -145,6 +148,10 @@ mod tests {
             ("a}b", None),
             ("a{}b", None),
             ("{}", None),
+            ("{a}", None),
+            ("{a{b}", None),
+            ("{a}/{b}", Some("{a}/{b}//leasehold")),
+            ("{a}{a}", Some("{a}{a}//leasehold")),
         ] {
             let key = beside(lock, "//leasehold");
             assert_eq!(key.as_deref(), record, "{lock}");
