@@ -413,7 +413,10 @@ mod tests {
         assert_eq!(numbers, "0+ 72+ 72+ 0+ 0+ 0+ 428+ 0+ 700");
         assert!(page.contains("The states of 200 of 700 locks"), "{page}");
         assert!(page.contains("t0/<span class=\"number\">234<"), "prefixes count all names: {page}");
-        assert!(page.contains("428+ free locks are hidden") && page.contains(">72+ locks, problems"), "{page}");
+        assert!(
+            page.contains("428+ free locks are hidden") && page.contains(">72+ locks, problems"),
+            "{page}"
+        );
 
         // A search reads the locks with this name first, and finds free locks.
         let find = |find: &str| Filter { find: find.to_owned(), state: ALL.to_owned(), ..Filter::default() };
@@ -467,7 +470,10 @@ mod tests {
         }
         let (status, text, requests) = updated(&app).await;
         assert_eq!((status, requests), (StatusCode::OK, 0), "{text}");
-        assert!(text.contains("cannot be read") && text.contains("All locks that have been read are free."), "{text}");
+        assert!(
+            text.contains("cannot be read") && text.contains("All locks that have been read are free."),
+            "{text}"
+        );
     }
 
     #[test]

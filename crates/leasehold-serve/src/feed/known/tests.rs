@@ -283,7 +283,8 @@ fn the_next_viewer_of_a_lock_gets_its_latest_look() {
     known.keep(&name("a/3"), look("a/3", 3, at(9)));
     known.join("");
     known.list("", names(&["a/1", "a/2", "a/3", "a/4"]), true, at(10));
-    let seen: Vec<_> = known.under("").unwrap().into_iter().map(|(_, latest)| Some(latest.look()?.at)).collect();
+    let seen: Vec<_> =
+        known.under("").unwrap().into_iter().map(|(_, latest)| Some(latest.look()?.at)).collect();
     assert_eq!(seen, [Some(at(9)), Some(at(5)), Some(at(9)), None]);
     assert!(known.former.is_empty());
     known.leave("");
