@@ -98,6 +98,19 @@ fn show_tells_a_lock_that_was_never_seen_from_one_that_is_free() {
 }
 
 #[test]
+fn show_needs_no_listing() {
+    let sandbox = Sandbox::new();
+    sandbox.run("-s dir:locks init").expect(0);
+    sandbox.run("-s dir:locks run a/b -- true").expect(0);
+    // A folder instead of the latest generation cannot be read.
+    let latest = sandbox.path("locks/a%2fb%2elock/00000000000000000002");
+    std::fs::remove_file(&latest).unwrap();
+    std::fs::create_dir(&latest).unwrap();
+    sandbox.run("-s dir:locks ls").expect(125);
+    assert!(sandbox.run("-s dir:locks show a").expect(0).stdout.contains("no record of a lock of this name"));
+}
+
+#[test]
 fn ls_filters_by_state_and_counts_waiters() {
     let sandbox = Sandbox::new();
     let _holder = held(&sandbox, "run deploy/prod");
