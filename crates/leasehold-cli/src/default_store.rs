@@ -17,24 +17,42 @@ pub(crate) fn announce(store: &Store, output: &Output) {
     if output.quiet || !has_others && stderr().is_terminal() {
         return;
     }
-    if is_announced() {
-        return;
+    if let Some(warning) = warning(folder()) {
+        output.warning(&warning);
     }
-    output.warning(
-        "no store is chosen, so the locks exclude no other user and no other machine. Name one with -s or \
-LEASEHOLD_STORE; LEASEHOLD_STORE=sqlite: keeps this one. This warning comes once",
-    );
 }
 
-/// Returns whether this user has seen the announcement, and remembers that it has now.
-fn is_announced() -> bool {
-    let Some(folder) = folder() else { return false };
-    // If it cannot be written, the warning comes again.
-    File::create_new(folder.join(ANNOUNCED)).is_err_and(|error| error.kind() == ErrorKind::AlreadyExists)
+/// Returns the warning, unless this user has seen it, and remembers it in `folder`.
+fn warning(folder: Option<PathBuf>) -> Option<String> {
+    let remembered = folder.map(|folder| File::create_new(folder.join(ANNOUNCED)));
+    let once = match remembered {
+        Some(Ok(_)) => ". This warning comes once",
+        Some(Err(error)) if error.kind() == ErrorKind::AlreadyExists => return None,
+        // It comes again.
+        _ => "",
+    };
+    Some(format!(
+        "no store is chosen, so the locks exclude no other user and no other machine. Name one with -s or \
+LEASEHOLD_STORE; LEASEHOLD_STORE=sqlite: keeps this one{once}"
+    ))
 }
 
 fn folder() -> Option<PathBuf> {
     let state =
         folder_in("XDG_STATE_HOME").or_else(|| folder_in("HOME").map(|home| home.join(".local/state")))?;
     Some(state.join("leasehold"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_warning_comes_once_only_if_that_can_be_remembered() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = || warning(Some(folder.path().join("missing"))).unwrap();
+        assert!(!missing().contains("once") && missing().starts_with("no store is chosen"));
+        assert!(warning(Some(folder.path().into())).unwrap().ends_with("This warning comes once"));
+        assert_eq!(warning(Some(folder.path().into())), None);
+    }
 }

@@ -1,16 +1,18 @@
 //! Wrong command lines: words of other tools, and a command without `--` before it.
 
-use clap::Error;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, Command, Error};
+
+use crate::args::command;
 
 const RUN: &str = "to run a command under a lock: leasehold run LOCK -- CMD";
 
-/// Options of other tools, and what to use instead.
-const OPTIONS: [(&[&str], &str); 9] = [
-    (
-        &["--timeout", "--lock-timeout", "--wait-timeout", "--max-wait"],
-        "--wait limits the wait for the lock, and --max-hold how long it is held",
-    ),
+const TIMEOUTS: &[&str] = &["--timeout", "--lock-timeout", "--wait-timeout", "--max-wait"];
+
+/// Options of other tools, and what to use instead, for the subcommands that [have it](has_recommended).
+const OPTIONS: [(&[&str], &str); 10] = [
+    (TIMEOUTS, "--wait limits the wait for the lock, and --max-hold how long it is held"),
+    (TIMEOUTS, "use --wait"),
     (
         &["--per", "--every", "--period", "--interval", "--cooldown"],
         "to run a command once per period: leasehold once LOCK --per 12h -- CMD",
@@ -69,13 +71,13 @@ pub(crate) fn suggest(error: &mut Error) {
 fn help(error: &Error) -> Option<&'static str> {
     let text = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
     let (argument, usage) = (text(ContextKind::InvalidArg), text(ContextKind::Usage));
-    let instead = |table: &[(&[&str], &'static str)], word: &str| {
-        table.iter().find(|(words, _)| words.contains(&word)).map(|(_, help)| *help)
+    let instead = |table: &[(&[&str], &'static str)], word: &str, fits: &dyn Fn(&str) -> bool| {
+        table.iter().find(|(words, help)| words.contains(&word) && fits(help)).map(|(_, help)| *help)
     };
     const DASHES: &str = "put `--` before the command, as in: leasehold run deploy/prod -- ./deploy.sh";
     match error.kind() {
         ErrorKind::InvalidSubcommand => {
-            instead(&SUBCOMMANDS, &text(ContextKind::InvalidSubcommand)).or_else(|| {
+            instead(&SUBCOMMANDS, &text(ContextKind::InvalidSubcommand), &|_| true).or_else(|| {
                 // Probably the name of a lock.
                 error.get(ContextKind::SuggestedSubcommand).is_none().then_some(RUN)
             })
@@ -84,7 +86,12 @@ fn help(error: &Error) -> Option<&'static str> {
         ErrorKind::UnknownArgument if !argument.starts_with('-') => {
             usage.contains("-- <CMD>").then_some(DASHES)
         }
-        ErrorKind::UnknownArgument => instead(&OPTIONS, &argument),
+        ErrorKind::UnknownArgument => {
+            let mut command = command();
+            command.build();
+            let subcommand = usage.split_whitespace().find_map(|word| command.find_subcommand(word));
+            instead(&OPTIONS, &argument, &|help| has_recommended(subcommand.unwrap_or(&command), help))
+        }
         // The words of the command were taken for names of locks.
         ErrorKind::MissingRequiredArgument
             if argument.starts_with("<CMD>") && usage.contains("<LOCK>... -- <CMD>") =>
@@ -98,10 +105,26 @@ fn help(error: &Error) -> Option<&'static str> {
     }
 }
 
+/// Returns whether `command` has the options in `help`, or takes a command after `--` if there are none. What `help`
+/// says about another subcommand is for `run`.
+fn has_recommended(command: &Command, help: &str) -> bool {
+    let has = |option: &str| command.get_arguments().any(|argument| argument.get_long() == Some(option));
+    let mut options = options_in(help).peekable();
+    match options.peek() {
+        None => command.get_arguments().any(Arg::is_last_set),
+        Some(_) => options.all(has) || command.get_name() == "run" && help.contains("leasehold "),
+    }
+}
+
+/// Returns the names of the options in `help`.
+fn options_in(help: &str) -> impl Iterator<Item = &str> {
+    let options = help.split(' ').filter_map(|word| word.strip_prefix("--"));
+    options.map(|option| option.trim_end_matches([':', ';', ','])).filter(|option| !option.is_empty())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::command;
 
     /// A word in a table is not accepted by the parser, and what a table recommends is.
     #[test]
@@ -110,7 +133,6 @@ mod tests {
         command.build();
         let run = command.find_subcommand("run").unwrap();
         let is_option = |word: &str| {
-            let word = word.trim_end_matches([':', ';', ',']).trim_start_matches("--");
             command
                 .get_subcommands()
                 .any(|subcommand| subcommand.get_arguments().any(|option| option.get_long() == Some(word)))
@@ -119,9 +141,7 @@ mod tests {
             assert!(words.iter().all(|word| {
                 !run.get_arguments().any(|option| option.get_long() == Some(word.trim_start_matches("--")))
             }));
-            for word in help.split(' ').filter(|word| word.starts_with("--") && *word != "--") {
-                assert!(is_option(word), "{help}");
-            }
+            assert!(options_in(help).all(is_option), "{help}");
         }
         for (words, help) in SUBCOMMANDS {
             assert!(words.iter().all(|word| command.find_subcommand(word).is_none()));
@@ -129,7 +149,36 @@ mod tests {
                 let word = recommended.split([' ', ';', ',']).next().unwrap();
                 assert!(command.find_subcommand(word).is_some(), "{help}");
             }
-            assert!(help.split(' ').filter(|word| word.starts_with("--") && *word != "--").all(is_option));
+            assert!(options_in(help).all(is_option));
         }
+    }
+
+    /// What is recommended to a subcommand exists there, or is another subcommand instead of `run`.
+    #[test]
+    fn a_subcommand_is_recommended_only_what_it_has() {
+        let mut all = command();
+        all.build();
+        let mut given = std::collections::BTreeMap::new();
+        for subcommand in all.get_subcommands() {
+            let name = subcommand.get_name();
+            let has = |option: &str| subcommand.get_arguments().any(|arg| arg.get_long() == Some(option));
+            for word in OPTIONS.iter().flat_map(|(words, _)| *words).filter(|word| !has(&word[2..])) {
+                let error = command().try_get_matches_from(["leasehold", name, word]).unwrap_err();
+                let Some(help) = help(&error) else { continue };
+                let is_other = name == "run" && help.contains("leasehold once");
+                assert!(is_other || options_in(help).all(has), "{name} {word}: {help}");
+                given.insert(format!("{name} {word}"), help);
+            }
+        }
+        for none in ["ls --interval", "ls --limit", "ls --command", "renew --duration", "show --timeout"] {
+            assert_eq!(given.get(none), None, "{none}");
+        }
+        assert_eq!(given["wait --timeout"], "use --wait");
+        assert!(given["run --timeout"].contains("--max-hold"));
+        assert!(
+            given["run --interval"].contains("leasehold once") && given["once --every"].contains("--per")
+        );
+        assert_eq!((given["ls --url"], given["acquire --expire"]), ("use --store", "use --ttl"));
+        assert!(given["update --exec"].contains("after `--`"));
     }
 }

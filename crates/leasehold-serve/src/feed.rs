@@ -22,7 +22,7 @@ use tokio::sync::{broadcast, watch};
 use utoipa::ToSchema;
 
 use self::known::{Known, Step};
-pub(crate) use self::known::{Look, MAX_LOCKS, pause};
+pub(crate) use self::known::{Latest, Look, MAX_LOCKS, pause};
 pub(crate) use self::meter::{Measured, Meter};
 use crate::view::version;
 
@@ -187,9 +187,13 @@ impl Feed {
         Ok(names)
     }
 
-    /// Returns the locks under `prefixes`, or `None` if those of one prefix are not watched. A lock without a look has
-    /// not been seen yet.
-    pub(crate) fn seen(&self, prefixes: &[String]) -> Option<Vec<(LockName, Option<Look>)>> {
+    /// Returns why the store cannot be read, if it did not respond to the latest request for viewers.
+    pub(crate) fn outage(&self) -> Option<&'static str> {
+        self.known().outage()
+    }
+
+    /// Returns the locks under `prefixes`, or `None` if those of one prefix are not watched.
+    pub(crate) fn seen(&self, prefixes: &[String]) -> Option<Vec<(LockName, Latest)>> {
         let known = self.known();
         let seen: Option<Vec<_>> = prefixes.iter().map(|prefix| known.under(prefix)).collect();
         seen.map(|seen| seen.concat())
@@ -200,11 +204,11 @@ impl Feed {
         self.known().one(name)
     }
 
-    /// Adds to `names` the latest looks at these locks, even if nobody watches them any more.
-    pub(crate) fn latest_looks(&self, names: Vec<LockName>) -> Vec<(LockName, Option<Look>)> {
+    /// Adds to `names` what is known about these locks, even if nobody watches them any more.
+    pub(crate) fn latest_of(&self, names: Vec<LockName>) -> Vec<(LockName, Latest)> {
         let known = self.known();
-        let with_look = |name: LockName| (known.latest(&name), name);
-        names.into_iter().map(with_look).map(|(look, name)| (name, look)).collect()
+        let with_latest = |name: LockName| (known.latest(&name), name);
+        names.into_iter().map(with_latest).map(|(latest, name)| (name, latest)).collect()
     }
 
     /// Sends `event` to viewers without keeping it.
@@ -360,7 +364,7 @@ impl Feed {
     /// Records that a lock could not be read.
     fn not_read(&self, name: &LockName, error: &Error) {
         tracing::debug!(lock = %name, %error, "a lock could not be read for viewers");
-        self.known().not_read(name, self.locker.store().env().now());
+        self.known().not_read(name, is_of_record(error), self.locker.store().env().now());
         // An error about this record does not show whether other records can be read.
         if !is_of_record(error) {
             self.record_response(Some(error));
@@ -389,16 +393,17 @@ impl Feed {
     }
 
     /// Records whether the store responded, and notifies viewers of a change.
-    fn record_response(&self, error: Option<&Error>) {
-        let responded = self.known().record_response(error.is_none());
-        if responded == error.is_none() {
+    pub(crate) fn record_response(&self, error: Option<&Error>) {
+        let reason = error.map(reason);
+        let before = self.known().record_response(reason);
+        if before.is_some() == reason.is_some() {
             return;
         }
         let kind = if error.is_some() { "unavailable" } else { "available" };
         if let Some(error) = error {
             tracing::warn!(%error, "the store cannot be read for viewers");
         }
-        let reason = error.map(|error| reason(error).to_owned());
+        let reason = reason.map(str::to_owned);
         self.show(FeedEvent { kind, reason, ..FeedEvent::of_the_store() });
     }
 }

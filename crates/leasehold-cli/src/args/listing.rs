@@ -29,8 +29,8 @@ pub(crate) struct LsArgs {
     /// List again every 2s, or every INTERVAL
     ///
     /// On a terminal, each table replaces the one before. Each time, leasehold lists the store and reads every lock.
-    #[arg(long, value_name = "INTERVAL", num_args = 0..=1, require_equals = true, default_missing_value = "2s", value_parser = duration)]
-    pub(crate) watch: Option<Duration>,
+    #[arg(long, value_name = "INTERVAL", num_args = 0..=1, require_equals = true, value_parser = duration)]
+    pub(crate) watch: Option<Option<Duration>>,
 }
 
 /// Parses the state of a lock.

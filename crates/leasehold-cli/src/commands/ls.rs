@@ -1,6 +1,5 @@
 //! `leasehold ls [PREFIX]`: lists locks.
 
-use std::fmt::Write as _;
 use std::io::{Write as _, stdout};
 use std::time::Duration;
 
@@ -8,13 +7,16 @@ use futures_util::StreamExt as _;
 use leasehold::view::StateView;
 use leasehold::{ErrorKind, LockName, Locker, Status};
 
-use crate::args::LsArgs;
+use crate::args::{LsArgs, duration};
 use crate::context::{self, Context};
 use crate::exit::{FAILED, Failure};
 use crate::output::{columns, human, json, print, print_unless_closed, size};
+use crate::shell;
 
 /// Number of locks to inspect concurrently.
 const CONCURRENCY: usize = 8;
+/// The interval of `--watch` without a value.
+const DEFAULT_INTERVAL: Duration = Duration::from_secs(2);
 /// The shortest interval of `--watch`.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -32,11 +34,16 @@ pub(super) async fn ls(context: &Context, args: LsArgs) -> Result<u8, Failure> {
         return Err(Failure::usage("--watch cannot be used with --json")
             .with_help("run `leasehold ls --json` again for each look"));
     }
+    if args.watch == Some(None) && duration(prefix).is_ok() {
+        let prefix = shell::quoted(prefix);
+        return Err(Failure::usage(format!("{prefix} is a prefix of lock names here, not an interval"))
+            .with_help(format!("for an interval: --watch={prefix}; for the prefix: --watch=2s {prefix}")));
+    }
     let locker = context::open(&context.store()?).await?;
     let output = &context.output;
     if let Some(interval) = args.watch {
-        let states = args.state.clone();
-        return watch(context, &locker, prefix, &states, interval.max(SHORTEST_INTERVAL)).await;
+        let interval = interval.unwrap_or(DEFAULT_INTERVAL).max(SHORTEST_INTERVAL);
+        return watch(context, &locker, prefix, &args.state, interval).await;
     }
     let mut reported = 0;
     let listing = list(&locker, prefix, &args.state, |listing| {
@@ -46,10 +53,12 @@ pub(super) async fn ls(context: &Context, args: LsArgs) -> Result<u8, Failure> {
         reported = listing.skipped.len();
         if output.json {
             for status in listing.locks.drain(..) {
-                print(&format!("{}\n", json::lock(&status)))?;
+                if !print_unless_closed(&format!("{}\n", json::lock(&status)))? {
+                    return Ok(false);
+                }
             }
         }
-        Ok(())
+        Ok(true)
     })
     .await?;
     if !listing.locks.is_empty() {
@@ -65,12 +74,12 @@ pub(super) async fn ls(context: &Context, args: LsArgs) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Lists the locks in one of `states`, or in any if there are none. Calls `read` after each lock.
+/// Lists the locks in one of `states`, or in any if there are none. Calls `read` after each lock, until it returns false.
 async fn list(
     locker: &Locker,
     prefix: &str,
     states: &[StateView],
-    mut read: impl FnMut(&mut Listing) -> Result<(), Failure>,
+    mut read: impl FnMut(&mut Listing) -> Result<bool, Failure>,
 ) -> Result<Listing, Failure> {
     let inspect = async |name: leasehold::Result<LockName>| {
         let name = name?;
@@ -91,7 +100,9 @@ async fn list(
             }
             Err(error) => return Err(error.into()),
         }
-        read(&mut listing)?;
+        if !read(&mut listing)? {
+            break;
+        }
     }
     Ok(listing)
 }
@@ -108,19 +119,20 @@ async fn watch(
     let clock = context::clock(locker);
     let mut is_first = true;
     loop {
-        let text = match list(locker, prefix, states, |_| Ok(())).await {
+        let began = clock.now();
+        let text = match list(locker, prefix, states, |_| Ok(true)).await {
             Ok(listing) => {
                 let mut text = match listing.locks.is_empty() {
                     true => format!("{}\n", none(states)),
                     false => table(context, &listing.locks),
                 };
                 for skipped in &listing.skipped {
-                    let _ = writeln!(text, "warning: {skipped}");
+                    text += &human::cut_lines(&format!("warning: {skipped}"), columns(&stdout()));
                 }
                 text
             }
             Err(failure) if is_first => return Err(failure),
-            Err(failure) => human::error(&failure, context.output.colors_on_stdout()),
+            Err(failure) => human::cut_lines(&human::error(&failure, false), columns(&stdout())),
         };
         if let Some((lines, _)) = size(&stdout()).filter(|_| is_first) {
             // What is on the screen scrolls away instead of being overwritten.
@@ -131,7 +143,7 @@ async fn watch(
         if !print_unless_closed(&frame(&head, &text))? {
             return Ok(0);
         }
-        clock.sleep(interval).await;
+        clock.sleep(interval.saturating_sub(clock.now().shortest_since(began))).await;
     }
 }
 
@@ -139,7 +151,8 @@ async fn watch(
 fn frame(head: &str, text: &str) -> String {
     let Some((lines, width)) = size(&stdout()) else { return format!("{head}\n{text}\n") };
     let total = text.lines().count();
-    let room = lines.saturating_sub(3);
+    // Without the head, the empty line, the number of lines that are left out, and the line of the cursor.
+    let room = lines.saturating_sub(4);
     let mut shown: Vec<&str> = text.lines().take(room.max(1)).collect();
     let more = (total > shown.len()).then(|| format!("... and {} more lines", total - shown.len()));
     shown.extend(more.as_deref());

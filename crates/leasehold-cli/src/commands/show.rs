@@ -20,12 +20,15 @@ pub(super) async fn show(context: &Context, args: LockArgs) -> Result<u8, Failur
     } else if is_unknown(&locker, &status) {
         let below = format!("{name}/");
         let flag = context::store_flag(&store);
-        let state = match locker.list(&below).next().await.transpose()? {
-            None => "no lock of this name has been seen in this store".to_owned(),
-            Some(_) => format!(
-                "not seen as a plain lock; locks below it: leasehold{flag} ls {}",
-                shell::quoted(&below)
-            ),
+        // A caller may have no permission to list, which `show` does not need.
+        let state = match locker.list(&below).next().await {
+            Some(Ok(_)) => {
+                format!(
+                    "no record as a plain lock; locks below it: leasehold{flag} ls {}",
+                    shell::quoted(&below)
+                )
+            }
+            _ => "the store has no record of a lock of this name".to_owned(),
         };
         human::lock(&status, Some(&state))
     } else {

@@ -84,6 +84,12 @@ pub(crate) fn cut(text: &str, width: usize) -> String {
     text.chars().take(width.saturating_sub(1)).chain(['\u{2026}']).collect()
 }
 
+/// Cuts each line of `text` at `width` columns, and ends it with a line break.
+pub(crate) fn cut_lines(text: &str, width: Option<usize>) -> String {
+    let line = |line: &str| width.map_or_else(|| line.to_owned(), |width| cut(line, width)) + "\n";
+    text.lines().map(line).collect()
+}
+
 /// Returns `first`, `second`, `third`, `4th`.
 fn ordinal(place: usize) -> String {
     match (place, place % 100, place % 10) {
@@ -159,16 +165,15 @@ pub(crate) fn table(locks: &[Status], width: Option<usize>, colors: bool) -> Str
             }),
         ]);
     }
-    let text = aligned(&rows);
-    let lines = text.lines().map(|line| width.map_or_else(|| line.to_owned(), |width| cut(line, width)));
+    let text = cut_lines(&aligned(&rows), width);
     if !colors {
-        return lines.map(|line| line + "\n").collect();
+        return text;
     }
     // The state is the second column.
     let before = 2 + rows.iter().map(|row| row[0].chars().count()).max().unwrap_or(0);
     let states = locks.iter().map(|status| Some(StateView::of(&status.state)));
-    let rows = lines.zip(std::iter::once(None).chain(states));
-    rows.map(|(line, state)| format!("{}\n", colored(&line, before, state))).collect()
+    let rows = text.lines().zip(std::iter::once(None).chain(states));
+    rows.map(|(line, state)| format!("{}\n", colored(line, before, state))).collect()
 }
 
 /// Colors the state that begins in column `before` of a line, or the whole line if it is the header.

@@ -84,7 +84,7 @@ fn show_and_history_describe_one_lock() {
 fn show_tells_a_lock_that_was_never_seen_from_one_that_is_free() {
     let sandbox = Sandbox::new();
     let unseen = sandbox.run("show never/seen").expect(0).stdout;
-    assert_eq!(unseen, "lock   never/seen\nstate  no lock of this name has been seen in this store\n");
+    assert_eq!(unseen, "lock   never/seen\nstate  the store has no record of a lock of this name\n");
     let json = documents(&sandbox.run("show never/seen --json").expect(0));
     assert_eq!((&json[0]["state"], json[0]["token"].is_null()), (&"free".into(), true), "as in the API");
     sandbox.run("run x -- true").expect(0);
@@ -92,9 +92,22 @@ fn show_tells_a_lock_that_was_never_seen_from_one_that_is_free() {
     sandbox.run("run render --permits 2 -- true").expect(0);
     let semaphore = sandbox.run("show render").expect(0).stdout;
     assert!(
-        semaphore.contains("not seen as a plain lock; locks below it: leasehold ls render/"),
+        semaphore.contains("no record as a plain lock; locks below it: leasehold ls render/"),
         "{semaphore}"
     );
+}
+
+#[test]
+fn show_needs_no_listing() {
+    let sandbox = Sandbox::new();
+    sandbox.run("-s dir:locks init").expect(0);
+    sandbox.run("-s dir:locks run a/b -- true").expect(0);
+    // A folder instead of the latest generation cannot be read.
+    let latest = sandbox.path("locks/a%2fb%2elock/00000000000000000002");
+    std::fs::remove_file(&latest).unwrap();
+    std::fs::create_dir(&latest).unwrap();
+    sandbox.run("-s dir:locks ls").expect(125);
+    assert!(sandbox.run("-s dir:locks show a").expect(0).stdout.contains("no record of a lock of this name"));
 }
 
 #[test]
@@ -134,6 +147,8 @@ fn ls_filters_by_state_and_counts_waiters() {
 fn ls_watches() {
     let sandbox = Sandbox::new();
     sandbox.run("ls --watch --json").expect(2);
+    let interval = sandbox.run("ls --watch 10s").expect(2);
+    assert!(interval.stderr.contains("for an interval: --watch=10s"), "{interval:?}");
     sandbox.run("run x -- true").expect(0);
     let mut watch = Holder::start(sandbox.leasehold(["ls", "--watch=100ms"]));
     let is_time = |line: &str| line.contains("T") && line.ends_with("Z, every 100ms");
@@ -186,6 +201,19 @@ fn a_reader_that_closes_its_pipe_causes_no_panic() {
         let ended = Outcome::of(process.wait_with_output().unwrap()).expect(0);
         assert_eq!(ended.stderr, "", "{words}");
     }
+}
+
+#[test]
+fn ls_reads_no_further_locks_after_its_pipe_was_closed() {
+    let sandbox = Sandbox::new();
+    sandbox.run("run a -- true").expect(0);
+    sandbox.run("run b -- true").expect(0);
+    let store = rusqlite::Connection::open(sandbox.path("state/leasehold/locks.db")).unwrap();
+    store.execute("UPDATE lock SET record = 'damaged' WHERE name = 'b'", ()).unwrap();
+    let (reader, closed) = std::io::pipe().unwrap();
+    drop(reader);
+    let ended = Outcome::of(sandbox.leasehold(["ls", "--json"]).stdout(closed).output().unwrap()).expect(0);
+    assert_eq!(ended.stderr, "", "the damaged record is not reported");
 }
 
 #[test]

@@ -35,6 +35,25 @@ pub(crate) struct Look {
     pub(crate) at: Moment,
 }
 
+/// What is known about a lock.
+#[derive(Clone, Debug)]
+pub(crate) enum Latest {
+    /// It has not been read yet.
+    Unread,
+    /// Its record cannot be read.
+    Unreadable,
+    Look(Look),
+}
+
+impl Latest {
+    pub(crate) fn look(&self) -> Option<&Look> {
+        match self {
+            Self::Look(look) => Some(look),
+            Self::Unread | Self::Unreadable => None,
+        }
+    }
+}
+
 /// The locks that viewers watch. Empty while there are no viewers, except for the former looks.
 #[derive(Debug, Default)]
 pub(super) struct Known {
@@ -50,8 +69,8 @@ pub(super) struct Known {
     turn: usize,
     /// The lock with an announced change that was looked at last.
     last_due: Option<LockName>,
-    /// Whether the store did not respond to the latest request.
-    is_down: bool,
+    /// Why the latest request to the store failed, if it did.
+    outage: Option<&'static str>,
 }
 
 /// A lock that viewers watch.
@@ -62,6 +81,8 @@ struct Watched {
     /// When a read failed, if none has succeeded since. Such a lock waits for its turn like any other, so that a record
     /// that cannot be read does not keep the other locks from being read.
     failed: Option<Moment>,
+    /// Whether the latest response of the store was a record that cannot be read.
+    is_unreadable: bool,
     /// If set, viewers get the next look after this moment as a change, because this server has changed the lock or its
     /// name is new.
     due: Option<Moment>,
@@ -231,20 +252,26 @@ impl Known {
         let has_changed =
             watched.due.take().is_some() || before.is_some_and(|before| before != version(&look.detail.lock));
         watched.look = Some(look);
-        watched.failed = None;
+        (watched.failed, watched.is_unreadable) = (None, false);
         Some(has_changed)
     }
 
-    /// Records that the lock `name` could not be read.
-    pub(super) fn not_read(&mut self, name: &LockName, now: Moment) {
+    /// Records that the lock `name` could not be read, because of its record if it `is_unreadable`.
+    pub(super) fn not_read(&mut self, name: &LockName, is_unreadable: bool, now: Moment) {
         if let Some(watched) = self.locks.get_mut(name) {
             watched.failed = Some(now);
+            watched.is_unreadable |= is_unreadable;
         }
     }
 
-    /// Records whether the store responded. Returns whether it responded to the previous request.
-    pub(super) fn record_response(&mut self, responded: bool) -> bool {
-        !std::mem::replace(&mut self.is_down, !responded)
+    /// Records why a request to the store failed, if it did. Returns the same about the previous request.
+    pub(super) fn record_response(&mut self, outage: Option<&'static str>) -> Option<&'static str> {
+        std::mem::replace(&mut self.outage, outage)
+    }
+
+    /// Returns why the store cannot be read, if the latest request failed.
+    pub(super) fn outage(&self) -> Option<&'static str> {
+        self.outage
     }
 
     /// Returns whether the names that begin with `prefix` are listed and watched.
@@ -252,30 +279,29 @@ impl Known {
         let is_listed = self.listed.get(prefix).is_some_and(|listing| listing.is_watched);
         let covers =
             |(listed, listing): (&String, &Listing)| listing.has_all() && prefix.starts_with(listed.as_str());
-        !self.is_down && (is_listed || self.listed.iter().any(covers))
+        is_listed || self.listed.iter().any(covers)
     }
 
-    /// Returns the locks whose names begin with `prefix`, or `None` if they are not watched. A lock without a look has
-    /// not been seen yet.
-    pub(super) fn under(&self, prefix: &str) -> Option<Vec<(LockName, Option<Look>)>> {
+    /// Returns the locks whose names begin with `prefix`, or `None` if they are not watched.
+    pub(super) fn under(&self, prefix: &str) -> Option<Vec<(LockName, Latest)>> {
         if !self.covers(prefix) {
             return None;
         }
         let under = self.locks.iter().filter(|(name, _)| name.as_str().starts_with(prefix));
-        Some(under.map(|(name, watched)| (name.clone(), watched.look.clone())).collect())
+        Some(under.map(|(name, watched)| (name.clone(), watched.latest())).collect())
     }
 
-    /// Returns the latest look at the lock `name`, even if nobody watches it any more.
-    pub(super) fn latest(&self, name: &LockName) -> Option<Look> {
-        let watched = self.locks.get(name).and_then(|watched| watched.look.as_ref());
-        watched.or_else(|| self.former.get(name)).cloned()
+    /// Returns what is known about the lock `name`, even if nobody watches it any more.
+    pub(super) fn latest(&self, name: &LockName) -> Latest {
+        let watched = self.locks.get(name).map_or(Latest::Unread, Watched::latest);
+        match self.former.get(name) {
+            Some(former) if matches!(watched, Latest::Unread) => Latest::Look(former.clone()),
+            _ => watched,
+        }
     }
 
     /// Returns the look at the lock `name`, if it has been seen.
     pub(super) fn one(&self, name: &LockName) -> Option<Look> {
-        if self.is_down {
-            return None;
-        }
         self.locks.get(name)?.look.clone()
     }
 
@@ -340,6 +366,14 @@ impl Known {
 }
 
 impl Watched {
+    fn latest(&self) -> Latest {
+        match &self.look {
+            _ if self.is_unreadable => Latest::Unreadable,
+            Some(look) => Latest::Look(look.clone()),
+            None => Latest::Unread,
+        }
+    }
+
     /// Returns when the lock was read last, with or without success. A failure is kept only until the next look, so it
     /// is later than the look.
     fn tried(&self) -> Option<Moment> {

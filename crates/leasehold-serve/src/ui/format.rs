@@ -4,11 +4,9 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-/// The characters that a link escapes in a lock name: all except those that are plain in a path and the `/` between
+/// The characters that a link escapes: all except those that are plain in a path and in a query, and the `/` between
 /// segments.
-const IN_PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
-const IN_QUERY: &AsciiSet =
-    &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+const IN_LINK: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// Formats a duration for people: `14 s`, `3 min 20 s`, `2 h 05 min`, `4 d 3 h`. The script has the same function.
 pub(super) fn span(ms: u64) -> String {
@@ -40,12 +38,12 @@ pub(super) fn stamp(us: u64) -> String {
 
 /// Returns the address of a page about the lock `name`, such as `/ui/lock/deploy/prod`.
 pub(super) fn link(page: &str, name: &str) -> String {
-    format!("/ui/{page}/{}", utf8_percent_encode(name, IN_PATH))
+    format!("/ui/{page}/{}", utf8_percent_encode(name, IN_LINK))
 }
 
 /// Escapes a value for a query.
 pub(super) fn in_query(value: &str) -> String {
-    utf8_percent_encode(value, IN_QUERY).to_string()
+    utf8_percent_encode(value, IN_LINK).to_string()
 }
 
 /// Quotes a word of a command line for a POSIX shell, if needed.

@@ -157,7 +157,7 @@ fn content(app: &App, caller: &Caller, filter: &Filter, reading: &Reading) -> Ma
         div data-key="scan" { (reading.scan()) }
         p class="muted" data-key="hidden" {
             @if hidden > 0 {
-                (count(hidden, "free lock is", "free locks are")) " hidden. "
+                (reading.count(hidden, "free lock is", "free locks are")) " hidden. "
                 a href=(filter.address(|filter| ALL.clone_into(&mut filter.state))) data-focus="all" { "Show all" }
             }
         }
@@ -181,13 +181,13 @@ fn content(app: &App, caller: &Caller, filter: &Filter, reading: &Reading) -> Ma
                 }
             }
         }
-        div data-key="empty" { @if shown.is_empty() { (empty(app, filter, reading.names.is_empty())) } }
+        div data-key="empty" { @if shown.is_empty() { (empty(app, filter, reading)) } }
     }
 }
 
 fn caption(filter: &Filter, reading: &Reading, shown: usize) -> Markup {
     html! {
-        (count(shown, "lock", "locks"))
+        (reading.count(shown, "lock", "locks"))
         @if !filter.prefix.is_empty() { " under " code { (filter.prefix) } }
         @if filter.sort.is_empty() && shown > 1 { ", problems first" }
         "."
@@ -333,7 +333,9 @@ fn prefixes(filter: &Filter, names: &[LockName]) -> Markup {
     }
 }
 
-fn empty(app: &App, filter: &Filter, has_no_locks: bool) -> Markup {
+fn empty(app: &App, filter: &Filter, reading: &Reading) -> Markup {
+    let has_no_locks = reading.names.is_empty();
+    let read = if reading.locks.len() < reading.names.len() { " that have been read" } else { "" };
     let url = app.locker.url().unwrap_or_default();
     html! {
         div class="empty" {
@@ -341,10 +343,12 @@ fn empty(app: &App, filter: &Filter, has_no_locks: bool) -> Markup {
                 p { "There are no locks here yet. The store is " (app.locker.capabilities().store) ", " code class="url" { (url) } "." }
                 p class="muted" { "Acquire the first one:" }
                 pre tabindex="0" aria-label="Command" { code { "leasehold -s " (shell(url)) " run demo -- sleep 60" } }
+            } @else if has_no_locks {
+                p { "There are no locks under " code { (filter.prefix) } ". " a href="/ui/" { "Show all prefixes" } }
             } @else if filter.state.is_empty() && filter.find.is_empty() {
-                p { "All locks are free." }
+                p { "All locks" (read) " are free." }
             } @else {
-                p { "No lock matches. " a href="/ui/?state=all" { "Show all locks" } }
+                p { "None of the locks" (read) " matches. " a href="/ui/?state=all" { "Show all locks" } }
             }
         }
     }
@@ -352,15 +356,38 @@ fn empty(app: &App, filter: &Filter, has_no_locks: bool) -> Markup {
 
 #[cfg(test)]
 mod tests {
-    use leasehold::Locker;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use axum::http::{HeaderValue, StatusCode};
+    use futures_util::TryStreamExt as _;
+    use leasehold::lease::StoreOptions;
+    use leasehold::register::Precondition;
+    use leasehold::{Error, ErrorKind, Locker, Register as _, RegisterLeases};
 
     use super::*;
+    use crate::feed::{NO_RESPONSE, paused_store};
+    use crate::unreliable::Unreliable;
+
+    async fn load(app: &Arc<App>, filter: Filter, headers: HeaderMap) -> Page {
+        page(State(app.clone()), app.arrival(false).await, headers, Ok(Query(filter))).await
+    }
+
+    fn of_update() -> HeaderMap {
+        HeaderMap::from_iter([("leasehold-update".parse().unwrap(), HeaderValue::from_static("1"))])
+    }
+
+    /// Loads the page again, as the script does. Returns its status, its text, and how many requests it caused.
+    async fn updated(app: &Arc<App>) -> (StatusCode, String, u64) {
+        let before = app.feed.meter().total();
+        let page = load(app, Filter::default(), of_update()).await;
+        (page.status, page.content.into_string(), app.feed.meter().total() - before)
+    }
 
     /// Returns the page, the text of its numbers, and how many requests it caused.
-    async fn shown(app: &std::sync::Arc<App>, filter: Filter) -> (String, String, u64) {
+    async fn shown(app: &Arc<App>, filter: Filter) -> (String, String, u64) {
         let before = app.feed.meter().total();
-        let query = Ok(Query(filter));
-        let page = page(State(app.clone()), app.arrival(false).await, HeaderMap::new(), query).await;
+        let page = load(app, filter, HeaderMap::new()).await;
         let text = page.content.into_string();
         let numbers = text.split("aria-label=\"States\"").nth(1).unwrap().split("</nav>").next().unwrap();
         let number = |part: &str| part.split('<').next().unwrap().to_owned();
@@ -386,19 +413,67 @@ mod tests {
         assert_eq!(numbers, "0+ 72+ 72+ 0+ 0+ 0+ 428+ 0+ 700");
         assert!(page.contains("The states of 200 of 700 locks"), "{page}");
         assert!(page.contains("t0/<span class=\"number\">234<"), "prefixes count all names: {page}");
-        assert!(page.contains("428 free locks are hidden"), "{page}");
+        assert!(
+            page.contains("428+ free locks are hidden") && page.contains(">72+ locks, problems"),
+            "{page}"
+        );
 
         // A search reads the locks with this name first, and finds free locks.
         let find = |find: &str| Filter { find: find.to_owned(), state: ALL.to_owned(), ..Filter::default() };
         let app = App::on(&locker, None);
         let (page, ..) = shown(&app, find("0698")).await;
         assert!(page.contains("data-lock=\"t2/0698\""), "{page}");
+        let (page, ..) = shown(&App::on(&locker, None), find("nothing")).await;
+        assert!(page.contains("None of the locks that have been read matches."), "{page}");
+        let (page, ..) = shown(&app, Filter { prefix: "u/".to_owned(), ..Filter::default() }).await;
+        assert!(page.contains("There are no locks under <code>u/</code>."), "{page}");
 
         // The second page reads the rest. From then on, a page reads again only the locks that it shows.
         shown(&app, find("nothing")).await;
         let (page, numbers, requests) = shown(&app, Filter::default()).await;
         assert_eq!((&*numbers, requests), ("0 100 100 0 0 0 600 0 700", 101));
         assert!(page.contains("All 700 locks have been read"), "{page}");
+    }
+
+    #[tokio::test]
+    async fn an_outage_costs_no_requests_for_each_viewer() {
+        let app = App::on(&Locker::open("mem:").await.unwrap(), None);
+        app.feed.record_response(Some(&Error::new(ErrorKind::Unavailable, "cannot read a/b: no response")));
+        let (status, text, requests) = updated(&app).await;
+        assert_eq!((status, requests), (StatusCode::SERVICE_UNAVAILABLE, 0), "{text}");
+        assert!(text.contains(NO_RESPONSE) && !text.contains("a/b"), "{text}");
+        let name = LockName::new("a").unwrap();
+        let lock = reading::lock(&app, &app.arrival(false).await, &of_update(), &name).await;
+        assert_eq!((lock.unwrap_err().word(), app.feed.meter().total()), ("unavailable", 0));
+        app.feed.record_response(None);
+        assert_eq!(updated(&app).await.0, StatusCode::OK);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn updates_do_not_read_a_damaged_record_again() {
+        let mut options = StoreOptions::default();
+        options.env = paused_store().await.store().env().clone();
+        let register = Unreliable::new(options.env.clone());
+        let store = RegisterLeases::new(register.clone(), options);
+        let app = App::on(&Locker::new(Arc::new(store)), None);
+        for name in ["bad", "good"] {
+            app.locker.lock(name).acquire().await.unwrap().release().await.unwrap();
+        }
+        let key = register.list("").try_collect::<Vec<_>>().await.unwrap().remove(0);
+        let version = register.read(&key).await.unwrap().unwrap().version;
+        let damaged = r#"{"leasehold":1}"#.into();
+        register.write(&key, Precondition::Version(&version), damaged).await.unwrap();
+        let _viewer = app.feed.view(vec![String::new()], None);
+        tokio::select! {
+            () = app.feed.watch() => panic!("it never ends"),
+            () = app.locker.store().env().sleep(Duration::from_secs(10)) => {}
+        }
+        let (status, text, requests) = updated(&app).await;
+        assert_eq!((status, requests), (StatusCode::OK, 0), "{text}");
+        assert!(
+            text.contains("cannot be read") && text.contains("All locks that have been read are free."),
+            "{text}"
+        );
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, StatusCode};
 use futures_util::{StreamExt as _, stream};
 use leasehold::view::{LockDetail, LockView, ms};
 use leasehold::{LockName, PastGrant};
@@ -12,7 +12,7 @@ use maud::{Markup, html};
 use super::format::{count, number, span};
 use crate::access::{Caller, Right};
 use crate::app::{App, Arrival};
-use crate::feed::{self, Look, MAX_LOCKS, is_of_record};
+use crate::feed::{self, Latest, Look, MAX_LOCKS, is_of_record};
 use crate::problem::Problem;
 use crate::view::aged;
 use crate::visible::hide;
@@ -70,6 +70,15 @@ impl Reading {
         self.names.len() - self.locks.len() - self.unreadable.len()
     }
 
+    /// Returns `of` things with their unit: `1 lock`, `2 locks`, `2+ locks` if there may be more among the locks that
+    /// have not been read yet.
+    pub(super) fn count(&self, of: usize, one: &str, many: &str) -> String {
+        match self.unread() {
+            0 => count(of, one, many),
+            _ => format!("{}+ {many}", number(of)),
+        }
+    }
+
     /// Returns a note about the age of the data, if it is old enough to mention.
     pub(super) fn age(&self) -> Markup {
         let oldest = self.locks.iter().map(|seen| seen.age_ms).max().unwrap_or(0);
@@ -95,16 +104,21 @@ impl Reading {
                 } @else {
                     b { "The states of " (number(unread)) " of " (count(all, "lock", "locks")) " are not known yet." }
                     " While this page is open, the server reads them, which takes at least " (span(ms(rest)))
-                    ". Until then, numbers with a + are too low."
+                    ". Until then, numbers with a + count only the locks that have been read."
                 }
             }
         }
     }
 }
 
-/// Returns whether the script requests an update of a page that is already shown.
-fn is_update(headers: &HeaderMap) -> bool {
-    headers.contains_key("leasehold-update")
+/// Returns whether the script requests an update of a page that is already shown. While the store does not respond,
+/// updates fail without a request to it: the feed asks it again, so the number of viewers does not matter.
+fn is_update(app: &App, headers: &HeaderMap) -> Result<bool, Problem> {
+    let is_update = headers.contains_key("leasehold-update");
+    match app.feed.outage().filter(|_| is_update) {
+        Some(reason) => Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", reason)),
+        None => Ok(is_update),
+    }
 }
 
 /// Returns the locks under `prefix` that the caller may see.
@@ -119,27 +133,27 @@ pub(super) async fn locks(
     rank: impl Fn(&LockName, Option<&LockView>) -> Option<u8>,
 ) -> Result<Reading, Problem> {
     let prefixes = arrival.caller.readable(prefix);
-    let is_opened = !is_update(headers);
+    let is_opened = !is_update(app, headers)?;
     let seen = if is_opened { None } else { app.feed.seen(&prefixes) };
     let is_watched = seen.is_some();
     let mut found = match seen {
         Some(seen) => seen,
         None => {
             app.limits.admit(arrival.caller.name(), arrival.at)?;
-            app.feed.latest_looks(listed(app, &prefixes).await?)
+            app.feed.latest_of(listed(app, &prefixes).await?)
         }
     };
     found.truncate(MAX_LOCKS);
     let has_more = found.len() == MAX_LOCKS;
     let is_small = found.len() <= MAX_ROWS;
     let mut due: Vec<(u8, usize)> = Vec::new();
-    for (at, (name, look)) in found.iter().enumerate() {
-        let rank = || rank(name, look.as_ref().map(|look| &look.detail.lock));
-        let rank = match look {
-            Some(_) if is_small && !is_watched => Some(0),
-            None if is_small => Some(0),
-            None if is_opened => Some(rank().unwrap_or(u8::MAX)),
-            Some(_) if is_opened => rank(),
+    for (at, (name, latest)) in found.iter().enumerate() {
+        let rank = || rank(name, latest.look().map(|look| &look.detail.lock));
+        let rank = match latest {
+            _ if is_small && !is_watched => Some(0),
+            Latest::Unread if is_small => Some(0),
+            Latest::Unread if is_opened => Some(rank().unwrap_or(u8::MAX)),
+            Latest::Look(_) if is_opened => rank(),
             _ => None,
         };
         due.extend(rank.map(|rank| (rank, at)));
@@ -150,26 +164,27 @@ pub(super) async fn locks(
         app.limits.admit(arrival.caller.name(), arrival.at)?;
     }
     let names: Vec<LockName> = found.iter().map(|(name, _)| name.clone()).collect();
-    let mut unreadable = Vec::new();
     let read = |(_, at): (u8, usize)| {
         let name = &names[at];
         async move { (at, app.feed.look(name).await) }
     };
     let mut reads = stream::iter(due).map(read).buffer_unordered(CONCURRENCY);
     while let Some((at, look)) = reads.next().await {
-        let (name, known) = &mut found[at];
-        match look {
-            Ok(look) => *known = Some(look),
-            Err(error) if is_of_record(&error) => {
-                *known = None;
-                unreadable.push(name.clone());
-            }
+        found[at].1 = match look {
+            Ok(look) => Latest::Look(look),
+            Err(error) if is_of_record(&error) => Latest::Unreadable,
             Err(error) => return Err(error.into()),
-        }
+        };
     }
     drop(reads);
-    unreadable.sort_unstable();
-    let locks = found.into_iter().filter_map(|(_, look)| look).map(|look| Seen::new(app, look)).collect();
+    let (mut locks, mut unreadable) = (Vec::new(), Vec::new());
+    for (name, latest) in found {
+        match latest {
+            Latest::Look(look) => locks.push(Seen::new(app, look)),
+            Latest::Unreadable => unreadable.push(name),
+            Latest::Unread => {}
+        }
+    }
     Ok(Reading { names, locks, unreadable, has_more })
 }
 
@@ -193,7 +208,7 @@ pub(super) async fn lock(
     name: &LockName,
 ) -> Result<LockDetail, Problem> {
     arrival.require(Right::Read, name)?;
-    if is_update(headers)
+    if is_update(app, headers)?
         && let Some(look) = app.feed.seen_one(name)
     {
         return Ok(Seen::new(app, look).now(&arrival.caller));

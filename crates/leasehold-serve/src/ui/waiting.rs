@@ -6,7 +6,7 @@ use leasehold::LockName;
 use leasehold::view::{LockView, WaiterView};
 use maud::{Markup, html};
 
-use super::format::{number, span};
+use super::format::span;
 use super::layout::{Head, Page};
 use super::parts::{column, holder, lease, lock_link, passing, person, unreadable};
 use super::reading::{self, MAX_ROWS, Reading, Seen};
@@ -35,7 +35,6 @@ fn content(reading: &Reading, caller: &Caller, has_order: bool) -> Markup {
         waiters.extend(lock.waiters.iter().enumerate().map(|(at, waiter)| (lock, at, waiter)));
     }
     waiters.sort_by_key(|(_, _, waiter)| std::cmp::Reverse(waiter.waited_ms));
-    let more = if reading.unread() > 0 { "+" } else { "" };
     let longest = waiters.first().and_then(|(_, _, waiter)| waiter.waited_ms);
     html! {
         h1 { "Waiting" }
@@ -47,10 +46,10 @@ fn content(reading: &Reading, caller: &Caller, has_order: bool) -> Markup {
         table class="cards" role="table" {
             caption data-key="caption" {
                 @match waiters.len() {
-                    0 => "No process is waiting.",
+                    0 if reading.unread() == 0 => "No process is waiting.",
                     all => {
-                        (number(all)) (more) (if all == 1 { " process is waiting" } else { " processes are waiting" })
-                        " for " (number(locks.len())) (more) (if locks.len() == 1 { " lock" } else { " locks" })
+                        (reading.count(all, "process is waiting", "processes are waiting"))
+                        " for " (reading.count(locks.len(), "lock", "locks"))
                         @if let Some(ms) = longest { ", the longest for " (span(ms)) }
                         "."
                     }

@@ -65,12 +65,12 @@ fn a_lock_that_cannot_be_read_does_not_block_others() {
     known.record(&name("good"), look("good", 30_000, at(0)));
     let lock = |text: &str| Some(name(text));
     assert_eq!(known.outdated(at(3)), lock("bad"), "no read was tried yet");
-    known.not_read(&name("bad"), at(3));
+    known.not_read(&name("bad"), false, at(3));
     assert_eq!(known.outdated(at(4)), lock("good"));
     known.record(&name("good"), look("good", 30_000, at(4)));
     assert_eq!(known.outdated(at(4)), None, "the interval applies to failed reads too");
     assert_eq!(known.outdated(at(5)), lock("bad"));
-    known.not_read(&name("bad"), at(5));
+    known.not_read(&name("bad"), false, at(5));
     assert_eq!(known.outdated(at(6)), lock("good"));
     known.record(&name("bad"), look("bad", 30_000, at(6)));
     assert_eq!(known.locks[&name("bad")].failed, None);
@@ -81,7 +81,7 @@ fn a_change_whose_read_failed_is_read_again_after_a_pause() {
     let mut known = viewed("", &[("bad", 30_000, 0)]);
     known.changed(name("bad"), at(1));
     assert_eq!(known.due(at(1)), Some(name("bad")));
-    known.not_read(&name("bad"), at(1));
+    known.not_read(&name("bad"), false, at(1));
     known.changed(name("good"), at(1));
     for now in [1, 2] {
         assert_eq!(known.due(at(now)), Some(name("good")));
@@ -245,13 +245,21 @@ fn an_older_look_changes_nothing() {
 
 #[test]
 fn what_was_seen_counts_only_for_listed_prefixes() {
-    let mut known = viewed("a/", &[("a/1", 1, 0)]);
+    let known = viewed("a/", &[("a/1", 1, 0)]);
     assert_eq!(known.under("a/").unwrap().len(), 1);
     assert!(known.under("").is_none() && known.under("b").is_none());
-    assert!(known.record_response(false), "it responded before");
-    assert!(known.under("a/").is_none() && known.one(&name("a/1")).is_none());
-    assert!(!known.record_response(true));
-    assert!(known.one(&name("a/1")).is_some());
+}
+
+#[test]
+fn a_damaged_record_is_known_until_it_can_be_read_again() {
+    let mut known = viewed("", &[("a", 1, 0)]);
+    known.not_read(&name("a"), true, at(1));
+    let latest = |known: &Known| [known.under("").unwrap()[0].1.clone(), known.latest(&name("a"))];
+    assert!(latest(&known).iter().all(|latest| matches!(latest, Latest::Unreadable)));
+    known.not_read(&name("a"), false, at(2));
+    assert!(matches!(latest(&known)[0], Latest::Unreadable), "an outage is no news of the record");
+    assert_eq!(known.record(&name("a"), look("a", 1, at(3))), Some(false));
+    assert!(latest(&known).iter().all(|latest| matches!(latest, Latest::Look(_))));
 }
 
 #[test]
@@ -275,10 +283,11 @@ fn the_next_viewer_of_a_lock_gets_its_latest_look() {
     known.keep(&name("a/3"), look("a/3", 3, at(9)));
     known.join("");
     known.list("", names(&["a/1", "a/2", "a/3", "a/4"]), true, at(10));
-    let seen: Vec<_> = known.under("").unwrap().into_iter().map(|(_, look)| Some(look?.at)).collect();
+    let seen: Vec<_> =
+        known.under("").unwrap().into_iter().map(|(_, latest)| Some(latest.look()?.at)).collect();
     assert_eq!(seen, [Some(at(9)), Some(at(5)), Some(at(9)), None]);
     assert!(known.former.is_empty());
     known.leave("");
     known.forget();
-    assert!(known.latest(&name("a/1")).is_none());
+    assert!(known.latest(&name("a/1")).look().is_none());
 }

@@ -233,7 +233,7 @@ function connected() {
 }
 
 /** Shows that the page may be outdated. */
-function lost(why) {
+function lost(why = "the connection to the server is lost") {
   document.body.classList.add("stale");
   // No lease is known to have run out: its holder may renew it while nobody looks.
   for (const lease of document.querySelectorAll("[data-left]")) {
@@ -243,7 +243,7 @@ function lost(why) {
   LIVE.dataset.live = "off";
   setText(LIVE, "Not live");
   const asOf = document.getElementById("asof").textContent.trim().replace("As of", "as of");
-  setText(BANNER, `${why ?? "The connection to the server is lost."} This page shows the state ${asOf}, which may be outdated.`);
+  setText(BANNER, `${why[0].toUpperCase()}${why.slice(1)}. This page shows the state ${asOf}, which may be outdated.`);
   BANNER.hidden = false;
 }
 
@@ -261,8 +261,7 @@ function open() {
   source.addEventListener("look", look);
   source.addEventListener("unavailable", (event) => {
     isStoreDown = true;
-    const { reason } = JSON.parse(event.data);
-    lost(`${reason[0].toUpperCase()}${reason.slice(1)}.`);
+    lost(JSON.parse(event.data).reason);
   });
   source.addEventListener("available", () => {
     isStoreDown = false;
