@@ -112,7 +112,7 @@ async fn the_doctor_names_what_is_unsafe_or_missing() {
     }
     for (set, named) in [
         ("innodb_flush_log_at_trx_commit = 2", "second of grants"),
-        ("sync_binlog = 0", "a promotion loses them"),
+        ("sync_binlog = 0", "what is not in the binary log"),
     ] {
         query(&url, &format!("SET GLOBAL {set}")).await;
         assert_found(&url, "durability", CheckStatus::Warning, named).await;

@@ -243,7 +243,7 @@ fn cost(app: &App) -> Markup {
             div { dt { "Since the server started" } dd class="num" data-total=(total) { (number(usize::try_from(total).unwrap_or(usize::MAX))) } }
         }
         p class="muted" {
-            "While pages are open and visible, the server reads their locks with at most 5 requests per second, or 50 if there are more than 500 locks, shared by all viewers. A listing counts as one, although NATS and `dir` read each record for it. "
+            "While pages are open and visible, the server reads their locks with at most 5 requests per second, or 50 if there are more than 500 locks, shared by all viewers. A listing counts as one, although some stores read each record for it. "
             "Otherwise it sends none. Opening a page reads its locks once, at most " (MAX_ROWS) "."
         }
         (latency(&app.feed.meter().latest()))
