@@ -71,7 +71,7 @@ const READS: usize = 16;
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL and for files that cannot be read. The first request reports a bucket that does
+/// [`ErrorKind::Invalid`] for a bad URL and for files that cannot be read. The first request reports a bucket that does
 /// not exist or can lose locks.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options)?;
