@@ -224,7 +224,7 @@ enum Origin {
 }
 
 impl Store {
-    /// If nobody has chosen this store, returns whether config.toml has aliases of others.
+    /// If this is the default store and was not chosen, returns whether config.toml has aliases of others.
     pub(crate) fn is_default(&self) -> Option<bool> {
         match self.origin {
             Origin::Default { has_others } => Some(has_others),

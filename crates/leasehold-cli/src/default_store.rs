@@ -10,8 +10,8 @@ use crate::output::Output;
 /// The file that remembers the announcement, beside the file of the locks.
 const ANNOUNCED: &str = "default-store-announced";
 
-/// Prints a warning if nobody has chosen `store`, which is open, once for each user: when no person watches, as in a job of cron or CI,
-/// or if config.toml names other stores.
+/// Prints a warning if `store`, which is open, is the default and was not chosen, once for each user: without a terminal, as
+/// in a job of cron or CI, or if config.toml names other stores.
 pub(crate) fn announce(store: &Store, output: &Output) {
     let Some(has_others) = store.is_default() else { return };
     if output.quiet || !has_others && stderr().is_terminal() {

@@ -128,7 +128,7 @@ mod tests {
 
     /// A word in a table is not accepted by the parser, and what a table recommends is.
     #[test]
-    fn the_words_of_other_tools_are_not_ours_and_the_recommended_ones_are() {
+    fn recommended_words_are_ours_and_the_others_are_not() {
         let mut command = command();
         command.build();
         let run = command.find_subcommand("run").unwrap();

@@ -204,7 +204,7 @@ impl Feed {
         self.known().one(name)
     }
 
-    /// Adds to `names` what is known about these locks, even if nobody watches them any more.
+    /// Adds to `names` what is known about these locks, even without a viewer.
     pub(crate) fn latest_of(&self, names: Vec<LockName>) -> Vec<(LockName, Latest)> {
         let known = self.known();
         let with_latest = |name: LockName| (known.latest(&name), name);

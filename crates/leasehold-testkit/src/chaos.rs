@@ -4,8 +4,8 @@
 //! - [`scenario`]: the definition of a run.
 //! - [`plan`]: the schedule of faults, drawn from a seed.
 //! - [`nemesis`]: runs a scenario and its plan of faults.
-//! - [`servers`]: the servers of a scenario and the proxies in front of them; [`environment`]: the faults applied to
-//!   them.
+//! - [`servers`]: the servers of a scenario and the proxies in front of them; [`replicated`]: databases with replicas;
+//!   [`environment`]: the faults applied to them.
 //! - [`fleet`]: starts, stops, kills and replaces the worker processes.
 //! - [`faults`]: carries out a planned fault.
 //! - [`worker`]: the work of each process; [`contender`]: the locks that it uses; [`naive`]: incorrect locks that the
@@ -26,6 +26,7 @@ pub mod naive;
 pub mod nemesis;
 pub mod options;
 pub mod plan;
+pub mod replicated;
 pub mod report;
 pub mod resource;
 pub mod scenario;

@@ -1,6 +1,9 @@
 //! The real servers that `./test` starts, and how tests find them. The files of the [stores](crate::stores) define
 //! them.
 
+use std::thread;
+
+use leasehold::Locker;
 use leasehold::lease::Id;
 use leasehold::random::Random;
 use leasehold::url::StoreUrl;
@@ -78,6 +81,25 @@ pub fn parsed(url: &str) -> StoreUrl {
 pub fn below(url: &str, segment: &str) -> String {
     let (place, options) = url.split_once('?').unwrap_or((url, ""));
     format!("{}/{segment}?{options}", place.trim_end_matches('/')).trim_end_matches('?').to_owned()
+}
+
+/// Creates the table that `url` names.
+///
+/// # Panics
+/// When the table cannot be created.
+pub fn make_table(url: &str) {
+    // A separate thread, because the caller may be inside a runtime.
+    let url = url.to_owned();
+    let made = thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async { Locker::open(&url).await.unwrap().init().await.unwrap() });
+    });
+    made.join().expect("the table was not made");
+}
+
+/// Returns the table that `url` names.
+pub fn table(url: &str) -> String {
+    parsed(url).option("table").expect("the store URL names a table").to_owned()
 }
 
 /// Appends an option to `url`.

@@ -9,7 +9,9 @@ use leasehold_testkit::stores;
 use leasehold_testkit::stores::mysql::{MariadbServer, query, table};
 use tempfile::TempDir;
 
-use crate::access::{assert_granted, make_certificates, refused};
+use crate::access::{
+    assert_certificates_are_checked, assert_found, assert_granted, described, make_certificates, refused,
+};
 
 /// Starts a server with TLS, and a user `deploy` who may neither delete rows nor change the table.
 async fn server() -> (MariadbServer, TempDir) {
@@ -31,10 +33,6 @@ async fn server() -> (MariadbServer, TempDir) {
         GRANT SELECT, INSERT, UPDATE ON locks.leasehold TO deploy@'%'";
     query(&server.url(), user).await;
     (server, folder)
-}
-
-fn described(error: &leasehold::Error) -> String {
-    format!("{error} {error:?} {}", error.help().join(" "))
 }
 
 #[tokio::test]
@@ -72,30 +70,12 @@ async fn a_lesser_user_with_a_password_acquires_locks() {
 async fn the_servers_certificate_must_be_trusted_and_for_its_name() {
     let (server, folder) = server().await;
     query(&server.url(), "ALTER USER deploy@'%' IDENTIFIED BY '' REQUIRE SUBJECT '/CN=deploy'").await;
-    let file = |name: &str| folder.path().join(name).display().to_string();
     let url = format!("mysql://deploy@{}/locks", server.address());
-    let ca = with_option(&url, &format!("ca={}", file("ca.pem")));
-    let cert = format!("cert={}&key={}", file("deploy.pem"), file("deploy.key"));
-    assert_granted(&with_option(&ca, &cert)).await;
-    let untrusted = refused(&with_option(&url, &format!("tls=on&{cert}"))).await;
-    assert!(described(&untrusted).contains("ca=FILE"), "{untrusted:?}");
-    let elsewhere = refused(&with_option(&ca.replace("127.0.0.1", "localhost"), &cert)).await;
-    assert!(described(&elsewhere).contains("not for the host"), "{elsewhere:?}");
-    let nameless = refused(&ca).await;
-    assert_eq!(nameless.kind(), ErrorKind::Denied, "{nameless:?}");
+    assert_certificates_are_checked(&url, folder.path()).await;
     // This server has no TLS.
     let fresh = stores::fresh("mysql");
     let plain = refused(&with_option(fresh.url(), "tls=on")).await;
     assert!(described(&plain).contains("has no TLS"), "{plain:?}");
-}
-
-/// Asserts that the doctor's `check` ended with `verdict` and that its finding contains `named`.
-async fn assert_found(url: &str, check: &str, verdict: CheckStatus, named: &str) {
-    let report = Locker::open(url).await.unwrap().examine(&Examination::default()).await;
-    let found = report.findings.iter().find(|finding| finding.check == check);
-    let found = found.unwrap_or_else(|| panic!("{check}: {report:#?}"));
-    assert_eq!(found.verdict, verdict, "{report:#?}");
-    assert!(format!("{} {}", found.seen, found.help.join(" ")).contains(named), "{found:?}");
 }
 
 #[tokio::test]

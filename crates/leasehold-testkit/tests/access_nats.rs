@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 
-use crate::access::{self, assert_granted, make_certificates};
+use crate::access::{self, assert_granted, make_certificates, waiter};
 use crate::leases::{claim_of, granted_to, lock, open};
 
 /// The public key of the nkey in [`SEED`].
@@ -228,16 +228,7 @@ async fn a_user_with_the_least_permissions_can_do_everything() {
     let url = server.url("deploy:p%40ss%2Fword@", "");
     let locker = Locker::open(&url).await.unwrap();
     let guard = locker.lock("a/b").acquire().await.unwrap();
-    let waiting = tokio::spawn({
-        let other = Locker::open(&url).await.unwrap();
-        async move { other.lock("a/b").acquire().await.unwrap().release().await.unwrap() }
-    });
-    within("a waiter", async {
-        while locker.inspect(guard.name()).await.unwrap().waiters.is_empty() {
-            SystemClock.sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
+    let waiting = waiter(&url, &guard).await;
     guard.release().await.unwrap();
     waiting.await.unwrap();
     let guard = locker.lock("a/c").acquire().await.unwrap();

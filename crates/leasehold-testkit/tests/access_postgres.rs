@@ -9,7 +9,9 @@ use leasehold_testkit::stores;
 use leasehold_testkit::stores::postgres::{PostgresServer, make_table, psql, table};
 use tempfile::TempDir;
 
-use crate::access::{assert_granted, make_certificates, refused};
+use crate::access::{
+    assert_certificates_are_checked, assert_found, assert_granted, described, make_certificates, refused,
+};
 
 /// Starts a server with TLS, whose pg_hba.conf has the lines `access` for the user `deploy`.
 async fn server(access: &str) -> (PostgresServer, TempDir) {
@@ -46,10 +48,6 @@ async fn server(access: &str) -> (PostgresServer, TempDir) {
     server.set(&["ssl=on"]).unwrap();
     server.restart().await.unwrap();
     (server, folder)
-}
-
-fn described(error: &leasehold::Error) -> String {
-    format!("{error} {error:?} {}", error.help().join(" "))
 }
 
 #[tokio::test]
@@ -90,37 +88,12 @@ async fn a_password_opens_the_server_encrypted_or_not() {
 #[tokio::test]
 async fn the_servers_certificate_must_be_trusted_and_for_its_name() {
     let (server, folder) = server("hostssl all deploy 127.0.0.1/32 cert").await;
-    let file = |name: &str| folder.path().join(name).display().to_string();
     let url = format!("postgres://deploy@{}/postgres", server.address());
-    let ca = with_option(&url, &format!("ca={}", file("ca.pem")));
-    let cert = format!("cert={}&key={}", file("deploy.pem"), file("deploy.key"));
-    assert_granted(&with_option(&ca, &cert)).await;
-    let untrusted = refused(&with_option(&url, &format!("tls=on&{cert}"))).await;
-    assert!(described(&untrusted).contains("ca=FILE"), "{untrusted:?}");
-    let elsewhere = refused(&with_option(&ca.replace("127.0.0.1", "localhost"), &cert)).await;
-    assert!(described(&elsewhere).contains("not for the host"), "{elsewhere:?}");
-    let nameless = refused(&ca).await;
-    assert_eq!(nameless.kind(), ErrorKind::Denied, "{nameless:?}");
+    assert_certificates_are_checked(&url, folder.path()).await;
     // This server has no TLS.
     let fresh = stores::fresh("postgres");
     let plain = refused(&with_option(fresh.url(), "tls=on")).await;
     assert!(described(&plain).contains("ssl=off"), "{plain:?}");
-}
-
-/// Returns what the doctor found, by check.
-async fn findings(url: &str) -> Vec<(&'static str, CheckStatus, String)> {
-    let report = Locker::open(url).await.unwrap().examine(&Examination::default()).await;
-    let shown = |finding: &leasehold::doctor::Finding| format!("{} {}", finding.seen, finding.help.join(" "));
-    report.findings.iter().map(|finding| (finding.check, finding.verdict, shown(finding))).collect()
-}
-
-/// Asserts that `check` ended with `verdict` and that its finding contains `named`.
-async fn assert_found(url: &str, check: &str, verdict: CheckStatus, named: &str) {
-    let all = findings(url).await;
-    let found = all.iter().find(|(name, ..)| *name == check);
-    let found = found.unwrap_or_else(|| panic!("{check}: {all:#?}"));
-    assert_eq!(found.1, verdict, "{all:#?}");
-    assert!(found.2.contains(named), "{found:?}");
 }
 
 #[tokio::test]
@@ -129,9 +102,8 @@ async fn the_doctor_names_what_is_unsafe_or_missing() {
     let server = PostgresServer::start_with(folder.path(), &["fsync=on"]).await.unwrap();
     let url = with_option(&server.url_by(server.address()), "table=locks");
     make_table(&url);
-    let failed: Vec<_> =
-        findings(&url).await.into_iter().filter(|found| found.1 == CheckStatus::Failed).collect();
-    assert!(failed.is_empty(), "{failed:#?}");
+    let report = Locker::open(&url).await.unwrap().examine(&Examination::default()).await;
+    assert!(report.findings.iter().all(|found| found.verdict != CheckStatus::Failed), "{report:#?}");
     for check in
         ["primary", "table", "durability", "failover", "permission-table", "unique-names", "row-security"]
     {

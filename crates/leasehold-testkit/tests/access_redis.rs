@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
-use crate::access::{self, assert_granted, make_certificates};
+use crate::access::{self, assert_granted, make_certificates, waiter};
 
 /// The least permissions, as the doctor lists them, with the keys of these tests.
 const LEAST: &str = "user deploy on >p@ss/word ~locks/* &locks/* +evalsha +script|load +info +time \
@@ -89,16 +89,7 @@ async fn a_user_with_the_least_permissions_can_do_everything() {
     assert_granted(&url).await;
     let locker = Locker::open(&url).await.unwrap();
     let guard = locker.lock("a/b").acquire().await.unwrap();
-    let waiting = tokio::spawn({
-        let other = Locker::open(&url).await.unwrap();
-        async move { other.lock("a/b").acquire().await.unwrap().release().await.unwrap() }
-    });
-    within("a waiter", async {
-        while locker.inspect(guard.name()).await.unwrap().waiters.is_empty() {
-            SystemClock.sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
+    let waiting = waiter(&url, &guard).await;
     let name = guard.name().clone();
     guard.release().await.unwrap();
     waiting.await.unwrap();

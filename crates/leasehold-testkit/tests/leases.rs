@@ -82,3 +82,11 @@ pub(crate) async fn refused_to(store: &dyn LeaseStore, claim: &Claim) -> HolderI
 pub(crate) async fn refused(store: &dyn LeaseStore) -> HolderInfo {
     refused_to(store, &claim(store)).await
 }
+
+/// Returns a claim whose client gives up soon.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) fn hasty(store: &dyn LeaseStore) -> Claim {
+    let mut claim = claim_of(store, "lock", Ttl::MIN);
+    claim.store_timeout = Duration::from_millis(500);
+    claim
+}

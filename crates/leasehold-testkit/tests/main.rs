@@ -81,12 +81,10 @@ mod interop_etcd;
 mod interop_existence;
 #[cfg(feature = "kubernetes")]
 mod interop_kubernetes;
-#[cfg(feature = "mysql")]
-mod interop_mysql;
-#[cfg(feature = "postgres")]
-mod interop_postgres;
 #[cfg(feature = "redis")]
 mod interop_redis;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod interop_shedlock;
 #[cfg(feature = "dynamodb")]
 mod items_dynamodb;
 #[cfg_attr(not(feature = "chaos"), allow(dead_code, reason = "not every store needs all of it"))]

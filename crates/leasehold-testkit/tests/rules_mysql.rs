@@ -2,13 +2,14 @@
 //! argument.
 
 mod server_settings;
+mod shedlock;
 mod tables;
 
 use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::error::StoreError;
-use leasehold::lease::{AcquireOutcome, Claim, LeaseStore, Released, Renewal, State, Swept, Ttl};
+use leasehold::lease::{AcquireOutcome, Released, Renewal, State, Swept, Ttl};
 use leasehold::{ErrorKind, LockName, Locker};
 use leasehold_testkit::harness::Fresh;
 use leasehold_testkit::process::within;
@@ -21,20 +22,14 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 
 use crate::leases::{
-    TTL, alice, claim, claim_of, granted, granted_to, lock, open, refused, refused_to, shows_the_first_format,
+    TTL, alice, claim, claim_of, granted, granted_to, hasty, lock, open, refused, refused_to,
+    shows_the_first_format,
 };
 
 const PAUSE: Duration = Duration::from_millis(20);
 
 fn fresh() -> Fresh {
     stores::fresh("mysql")
-}
-
-/// Returns a claim whose client gives up soon.
-fn hasty(store: &dyn LeaseStore) -> Claim {
-    let mut claim = claim_of(store, "lock", Ttl::MIN);
-    claim.store_timeout = Duration::from_millis(500);
-    claim
 }
 
 /// Returns the columns `columns` of the lock, as text.

@@ -25,20 +25,13 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 
 use crate::leases::{
-    TTL, alice, claim, claim_of, granted, granted_to, lock, open, refused, shows_the_first_format,
+    TTL, alice, claim, claim_of, granted, granted_to, hasty, lock, open, refused, shows_the_first_format,
 };
 
 const PAUSE: Duration = Duration::from_millis(20);
 
 fn fresh() -> Fresh {
     stores::fresh("postgres")
-}
-
-/// Returns a claim whose client gives up soon.
-fn hasty(store: &dyn LeaseStore) -> Claim {
-    let mut claim = claim_of(store, "lock", Ttl::MIN);
-    claim.store_timeout = Duration::from_millis(500);
-    claim
 }
 
 /// Returns the columns `columns` of the lock, as text.

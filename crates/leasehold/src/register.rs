@@ -318,6 +318,17 @@ pub enum Precondition<'a> {
     Version(&'a Version),
 }
 
+impl<'a> Precondition<'a> {
+    /// Returns the expected version, or `None` if the key must not exist.
+    #[allow(dead_code, reason = "not every build has a store that uses it")]
+    pub(crate) fn version(self) -> Option<&'a Version> {
+        match self {
+            Self::Absent => None,
+            Self::Version(version) => Some(version),
+        }
+    }
+}
+
 /// The response to a conditional write.
 ///
 /// ```

@@ -44,6 +44,8 @@ pub mod nats;
     allow(dead_code, reason = "only connections to servers end when they are unused")
 )]
 mod notifications;
+#[cfg(any(feature = "nats", feature = "redis"))]
+mod on_demand;
 #[cfg(any(feature = "_http", fuzzing))]
 #[cfg_attr(not(feature = "azure"), allow(dead_code, reason = "Azure uses all of it"))]
 mod over_http;

@@ -62,7 +62,7 @@ pub(super) struct Known {
     /// The prefixes whose names are listed.
     listed: BTreeMap<String, Listing>,
     locks: BTreeMap<LockName, Watched>,
-    /// Looks at locks that nobody watches any more, so that a viewer who goes from page to page does not wait for another
+    /// Looks at locks without a viewer, so that a viewer who goes from page to page does not wait for another
     /// round of looks.
     former: BTreeMap<LockName, Look>,
     /// Which kind of step is next.
@@ -140,7 +140,7 @@ impl Known {
         }
     }
 
-    /// Keeps a look at a lock that nobody watches, for its next viewer.
+    /// Keeps a look at a lock without a viewer, for its next viewer.
     pub(super) fn keep(&mut self, name: &LockName, look: Look) {
         let has_room = self.former.len() < MAX_LOCKS || self.former.contains_key(name);
         if has_room && !self.locks.contains_key(name) {
@@ -291,7 +291,7 @@ impl Known {
         Some(under.map(|(name, watched)| (name.clone(), watched.latest())).collect())
     }
 
-    /// Returns what is known about the lock `name`, even if nobody watches it any more.
+    /// Returns what is known about the lock `name`, even without a viewer.
     pub(super) fn latest(&self, name: &LockName) -> Latest {
         let watched = self.locks.get(name).map_or(Latest::Unread, Watched::latest);
         match self.former.get(name) {

@@ -124,7 +124,7 @@ fn is_update(app: &App, headers: &HeaderMap) -> Result<bool, Problem> {
 /// Returns the locks under `prefix` that the caller may see.
 ///
 /// A page that was opened reads all its locks. If there are more than [`MAX_ROWS`], it reads those with the lowest
-/// `rank`, which gets the latest look at each, and then those that nobody has read yet; the feed reads the others.
+/// `rank`, which gets the latest look at each, and then those that were not read yet; the feed reads the others.
 pub(super) async fn locks(
     app: &App,
     arrival: &Arrival,

@@ -41,7 +41,7 @@ impl Trouble {
     }
 }
 
-/// Returns whether less than half of the lease is left. A process renews after a third. Nobody renews a ticket by itself.
+/// Returns whether less than half of the lease is left. A process renews after a third. A ticket is not renewed automatically.
 fn is_renewal_late(lock: &LockView) -> bool {
     let Some(held) = lock.held_by.as_ref().filter(|_| lock.state == StateView::Held) else { return false };
     let is_by_process = held.holder.as_ref().is_some_and(|holder| holder.pid != 0);
@@ -73,7 +73,7 @@ mod tests {
         };
         assert_eq!(trouble("held", held(7, 15_000), 4, false), None);
         assert_eq!(trouble("held", held(7, 14_999), 9, true), Some(Trouble::RenewalLate));
-        assert_eq!(trouble("held", held(0, 14_999), 0, false), None, "nobody renews a ticket by itself");
+        assert_eq!(trouble("held", held(0, 14_999), 0, false), None, "a ticket is not renewed automatically");
         assert_eq!(trouble("held", held(7, 20_000), 9, true), Some(Trouble::LongerThanUsual));
         assert_eq!(trouble("held", held(7, 20_000), 5, false), Some(Trouble::ManyWaiters));
         assert_eq!(trouble("lapsed", held(7, 0), 9, true), Some(Trouble::Lapsed));

@@ -10,17 +10,18 @@ use std::path::Path;
 use std::process::Stdio;
 
 use async_trait::async_trait;
-use leasehold::{LockName, Locker};
+use leasehold::LockName;
 use tokio::process::Command;
 
 pub use self::server::MariadbServer;
 #[cfg(feature = "chaos")]
-use crate::chaos::{plan::Kind as Fault, scenario::Scenario};
+use crate::chaos::{plan::Kind as Fault, replicated, scenario::Scenario};
 use crate::conformance::Harness;
 use crate::harness::Fresh;
 use crate::launch::options;
 use crate::peers::Program;
-use crate::servers::{Server, parsed, unique, with_option};
+pub use crate::servers::table;
+use crate::servers::{Server, make_table, parsed, unique, with_option};
 use crate::test_store::{Bench, Kind, Reaper, Storage, TestStore};
 
 impl Server {
@@ -84,10 +85,13 @@ impl TestStore for Mysql {
         // A margin is only needed if the server's clock is set, and no test sets this clock.
         const FAULTS: &[Fault] = &[Fault::StopServer, Fault::KillServer];
         const ALL: &[Scenario] = &[
-            Scenario { options: "margin=0s", ..Scenario::store("mysql", chaos::alone, FAULTS) },
+            Scenario {
+                options: "margin=0s",
+                ..Scenario::store("mysql", replicated::alone::<MariadbServer>, FAULTS)
+            },
             Scenario {
                 options: "margin=0s&failover_grace=3s",
-                ..Scenario::store("mysql-failover", chaos::with_replica, FAULTS)
+                ..Scenario::store("mysql-failover", replicated::with_replica::<MariadbServer>, FAULTS)
             },
         ];
         ALL
@@ -102,25 +106,6 @@ impl TestStore for Mysql {
             }),
         }
     }
-}
-
-/// Creates the table that `url` names.
-///
-/// # Panics
-/// When the table cannot be created.
-pub fn make_table(url: &str) {
-    // A separate thread, because the caller may be inside a runtime.
-    let url = url.to_owned();
-    let made = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async { Locker::open(&url).await.unwrap().init().await.unwrap() });
-    });
-    made.join().expect("the table was not made");
-}
-
-/// Returns the table that `url` names.
-pub fn table(url: &str) -> String {
-    parsed(url).option("table").expect("the store URL names a table").to_owned()
 }
 
 /// Runs SQL with MariaDB's client and returns its output: a line for each row, without the names of the columns.

@@ -7,21 +7,21 @@ mod chaos;
 
 use std::path::Path;
 use std::process::Stdio;
-use std::thread;
 
 use async_trait::async_trait;
-use leasehold::{LockName, Locker};
+use leasehold::LockName;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
 pub use self::server::PostgresServer;
 #[cfg(feature = "chaos")]
-use crate::chaos::{plan::Kind as Fault, scenario::Scenario};
+use crate::chaos::{plan::Kind as Fault, replicated, scenario::Scenario};
 use crate::conformance::Harness;
 use crate::harness::Fresh;
 use crate::launch::options;
 use crate::peers::Program;
 use crate::servers::{Server, parsed, unique, with_option};
+pub use crate::servers::{make_table, table};
 use crate::test_store::{Bench, Kind, Reaper, Storage, TestStore};
 
 impl Server {
@@ -92,10 +92,13 @@ impl TestStore for Postgres {
         // A margin is only needed if the server's clock is set, and no test sets this clock.
         const FAULTS: &[Fault] = &[Fault::StopServer, Fault::KillServer];
         const ALL: &[Scenario] = &[
-            Scenario { options: "margin=0s", ..Scenario::store("postgres", chaos::alone, FAULTS) },
+            Scenario {
+                options: "margin=0s",
+                ..Scenario::store("postgres", replicated::alone::<PostgresServer>, FAULTS)
+            },
             Scenario {
                 options: "margin=0s&failover_grace=3s",
-                ..Scenario::store("postgres-failover", chaos::with_standby, FAULTS)
+                ..Scenario::store("postgres-failover", replicated::with_replica::<PostgresServer>, FAULTS)
             },
         ];
         ALL
@@ -110,25 +113,6 @@ impl TestStore for Postgres {
             }),
         }
     }
-}
-
-/// Creates the table that `url` names.
-///
-/// # Panics
-/// When the table cannot be created.
-pub fn make_table(url: &str) {
-    // A separate thread, because the caller may be inside a runtime.
-    let url = url.to_owned();
-    let made = thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async { Locker::open(&url).await.unwrap().init().await.unwrap() });
-    });
-    made.join().expect("the table was not made");
-}
-
-/// Returns the table that `url` names.
-pub fn table(url: &str) -> String {
-    parsed(url).option("table").expect("the store URL names a table").to_owned()
 }
 
 /// Runs SQL with `psql` and returns its output.

@@ -268,7 +268,7 @@ impl Store {
         let reason = match row {
             None => LossReason::Deleted,
             Some(row) => match self.held(row, None) {
-                Some(by) => LossReason::TakenOver { by },
+                Some(by) => LossReason::TakenOver { by: by.into() },
                 None => LossReason::Ended,
             },
         };

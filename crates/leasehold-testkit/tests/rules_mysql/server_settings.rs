@@ -67,7 +67,7 @@ async fn a_short_timeout_of_the_server_closes_no_connection() {
 }
 
 #[tokio::test]
-async fn a_server_that_logs_statements_is_an_error_that_says_what_to_set() {
+async fn the_error_of_a_server_that_logs_statements_says_what_to_set() {
     let (_server, url, _folder) = server(&["binlog-format=STATEMENT"]).await;
     let store = open(&url).await;
     let error = store.try_acquire(&claim(&*store)).await.unwrap_err();

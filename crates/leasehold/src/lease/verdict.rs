@@ -32,7 +32,7 @@ fn end_of(grant: Id, history: &[PastGrant]) -> Option<End> {
 
 /// A lock in a cooldown was not taken over.
 fn taken_over(seen: Option<HolderInfo>) -> Option<LossReason> {
-    seen.filter(|by| !by.in_cooldown).map(|by| LossReason::TakenOver { by })
+    seen.filter(|by| !by.in_cooldown).map(|by| LossReason::TakenOver { by: by.into() })
 }
 
 impl Released {
@@ -149,7 +149,7 @@ mod tests {
         };
         assert_eq!(State::Held(info(7, false)).held_with(token), Ok(info(7, false)));
         for (state, reason) in [
-            (State::Held(info(8, false)), LossReason::TakenOver { by: info(8, false) }),
+            (State::Held(info(8, false)), LossReason::TakenOver { by: info(8, false).into() }),
             (State::Held(info(7, true)), LossReason::Ended),
             (State::Lapsed(info(7, false)), LossReason::EXPIRED),
             (State::Lapsed(info(8, false)), LossReason::Ended),

@@ -64,7 +64,7 @@ impl Blockers {
             }
             (ErrorKind::Lost, reason) => {
                 let by = match reason {
-                    Some(LossReason::TakenOver { by }) => by.clone(),
+                    Some(LossReason::TakenOver { by }) => (**by).clone(),
                     _ => HolderInfo::default(),
                 };
                 (Error::held(name, by.clone()), by)

@@ -216,7 +216,7 @@ pub(crate) fn judge<'a>(
             let had = record.history.iter().find(was_held).map(|past| past.token);
             match unheard.map(|attempt| attempt.token).or(had) {
                 Some(token) => {
-                    let reason = LossReason::TakenOver { by: held };
+                    let reason = LossReason::TakenOver { by: held.into() };
                     Claimed::Lost(Loss::new(claim.name.clone(), token, reason))
                 }
                 None => Claimed::Taken(held),

@@ -4,7 +4,7 @@ use std::io;
 
 use crate::error::Error;
 use crate::lease::printable;
-use crate::stores::hosts::{Host, Servers, Tls};
+use crate::stores::hosts::{Host, MAX_SHOWN, Servers, Tls};
 use crate::stores::password::Password;
 use crate::url::CheckedUrl;
 
@@ -43,9 +43,6 @@ impl Database {
         Ok(Self { hosts, user, password, name, tls })
     }
 }
-
-/// How much of a message is shown, in characters.
-const MAX_SHOWN: usize = 300;
 
 /// Returns the innermost cause of an error of a connection, which is the most precise, such as a refused connection or an
 /// invalid certificate.

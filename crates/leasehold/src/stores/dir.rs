@@ -180,11 +180,7 @@ impl Register for DirectoryRegister {
     }
 
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
-        let expect = match expect {
-            Precondition::Absent => None,
-            Precondition::Version(version) => Some(version),
-        };
-        Ok(match self.put(key, expect, Some(body.bytes)).await? {
+        Ok(match self.put(key, expect.version(), Some(body.bytes)).await? {
             Outcome::Written(version) => Write::Committed(version),
             Outcome::Conflict => Write::Conflict,
         })

@@ -2,12 +2,21 @@
 
 use std::fmt;
 use std::net::Ipv6Addr;
+use std::time::Duration;
 
 use crate::error::Error;
 #[cfg(feature = "_tls")]
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::stores::password::Password;
 use crate::url::{CheckedUrl, is_host_name, is_this_machine};
+
+/// The time limit of a connection to one server, including the TLS handshake, the login and a first response. The system
+/// sends a lost SYN again after one second.
+pub(super) const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
+
+/// How much of a server's message is shown, in characters.
+#[cfg(feature = "_tls")]
+pub(super) const MAX_SHOWN: usize = 300;
 
 /// The host and the port of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -502,7 +502,7 @@ pub enum LossReason {
     /// The lease lapsed, and another process took over.
     TakenOver {
         /// The new holder.
-        by: HolderInfo,
+        by: Box<HolderInfo>,
     },
     /// Another process ended the grant, by an eviction or by a release with its ticket.
     Ended,

@@ -50,10 +50,7 @@ impl Cells for DynamoDb {
 
     async fn write(&self, key: &str, expect: Precondition<'_>, bytes: Bytes) -> Result<Write, StoreError> {
         let nonce = Id::random(&self.env().random);
-        let seen = match expect {
-            Precondition::Absent => None,
-            Precondition::Version(version) => Some(version.as_str()),
-        };
+        let seen = expect.version().map(Version::as_str);
         let expression = match key.starts_with(races::PREFIX) {
             true => expression::racing(nonce, seen),
             false => expression::marker(String::from_utf8_lossy(&bytes).into_owned(), nonce, seen),

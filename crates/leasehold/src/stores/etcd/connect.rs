@@ -6,10 +6,7 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 
 use super::config::Location;
 use crate::error::{Error, ErrorKind};
-use crate::stores::hosts::Tls;
-
-/// The time limit for a connection and its TLS handshake. The system sends a lost SYN again after one second.
-const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
+use crate::stores::hosts::{CONNECT_LIMIT, Tls};
 
 /// The interval of pings. If a member dies without closing its connections, this is noticed after this time plus
 /// [`PING_LIMIT`]. etcd refuses clients that ping more often than every 5 s (`--grpc-keepalive-min-time`).

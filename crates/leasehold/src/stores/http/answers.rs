@@ -93,7 +93,7 @@ impl Problem {
         match self.reason.as_deref() {
             Some("expired") => LossReason::EXPIRED,
             Some("taken_over") => {
-                LossReason::TakenOver { by: self.held_by.map(HolderView::info).unwrap_or_default() }
+                LossReason::TakenOver { by: self.held_by.map(HolderView::info).unwrap_or_default().into() }
             }
             Some("deleted") => LossReason::Deleted,
             Some("renewed_elsewhere") => LossReason::RenewedElsewhere,

@@ -10,13 +10,9 @@ use super::errors;
 use crate::clock::timeout;
 use crate::env::Env;
 use crate::error::{Error, Fault, StoreError};
-use crate::stores::hosts::{Host, Tls};
+use crate::stores::hosts::{CONNECT_LIMIT, Host, Tls};
 use crate::stores::password::Accepted;
 use crate::stores::tls::{authorities, blocking, client_config, identity};
-
-/// The time limit of a connection to one server, including the TLS handshake and the login. A lost SYN is sent again
-/// after one second.
-const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
 
 /// How long it takes to notice a server that has vanished without closing its connections.
 const SILENCE: Duration = Duration::from_secs(10);

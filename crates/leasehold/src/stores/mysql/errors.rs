@@ -6,7 +6,7 @@ use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::printable;
 use crate::stores::certificates;
 use crate::stores::database::innermost;
-use crate::stores::hosts::Host;
+use crate::stores::hosts::{Host, MAX_SHOWN};
 
 /// Whether a statement changes anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,9 +14,6 @@ pub(super) enum Effect {
     None,
     Writes,
 }
-
-/// How much of a server's message is shown, in characters.
-const MAX_SHOWN: usize = 300;
 
 /// The server reports this if a row with that name is there.
 pub(super) const DUPLICATE: u16 = 1062;
@@ -171,7 +168,7 @@ mod tests {
         for code in [1205, 1213, 1062, 1290, 1146, 1047] {
             assert!(is_certain(code), "{code}");
         }
-        // A kill, a shutdown, an error of the commit, a hook after it, and one that nobody knows.
+        // A kill, a shutdown, an error of the commit, a hook after it, and an unknown error.
         for code in [1317, 1927, 1053, 1180, 3101, 65_000] {
             assert!(!is_certain(code), "{code}");
         }
@@ -183,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_that_need_an_operator_are_not_transient_and_say_what_to_do() {
+    fn errors_that_need_an_operator_say_what_to_do() {
         for (code, kind) in [
             (1146, ErrorKind::Invalid),
             (1142, ErrorKind::Denied),

@@ -136,7 +136,7 @@ mod tests {
     use crate::diagnosis::CheckStatus;
 
     #[test]
-    fn settings_that_can_lose_grants_are_warnings_that_say_what_is_lost() {
+    fn settings_that_can_lose_grants_are_warnings() {
         assert_eq!(durability(&good()).verdict, CheckStatus::Passed);
         assert_eq!(
             durability(&with(&[("log_bin", "OFF"), ("sync_binlog", "0")])).verdict,

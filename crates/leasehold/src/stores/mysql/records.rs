@@ -90,10 +90,7 @@ impl Records for MysqlRecords {
         before: Option<&Record>,
         record: &Record,
     ) -> Result<Written, StoreError> {
-        let expect = match expect {
-            Precondition::Absent => None,
-            Precondition::Version(version) => Some(version.clone()),
-        };
+        let expect = expect.version().cloned();
         let (change, prolongs) = (Change::of(before, record), before.map_or(Duration::ZERO, Record::span));
         // After another client's lock, the row lacks what was added to the history that was read.
         let before = before.filter(|_| expect.as_ref().is_some_and(is_ours));
@@ -154,13 +151,9 @@ impl Records for MysqlRecords {
         expect: Precondition<'_>,
         line: Bytes,
     ) -> Result<bool, StoreError> {
-        let expect = match expect {
-            Precondition::Absent => None,
-            Precondition::Version(version) => Some(version),
-        };
         let back = Line::parse(&line).map_err(Fault::not_applied)?.back();
         let line = String::from_utf8_lossy(&line);
-        self.change(sql::write_line(self.table(), name.as_str(), expect, &line, back)).await
+        self.change(sql::write_line(self.table(), name.as_str(), expect.version(), &line, back)).await
     }
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {

@@ -172,7 +172,7 @@ mod tests {
     use crate::golden::golden_record;
 
     #[test]
-    fn a_release_succeeds_although_the_next_client_has_the_lock_already() {
+    fn a_release_succeeds_although_the_row_was_written_again() {
         let (record, version) = (golden_record("1-free.json"), Version::new("v"));
         let freed = overtaken(Change::Free, &record, version.clone()).unwrap();
         assert!(matches!(freed, Written::Committed { version: of, .. } if of == version));

@@ -1,7 +1,6 @@
 //! Connects to the servers that a store URL names.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_nats::ConnectOptions;
 
@@ -12,13 +11,9 @@ use super::link::{Events, Link};
 use crate::clock::timeout;
 use crate::env::Env;
 use crate::error::{Error, Fault, StoreError};
-use crate::stores::hosts::{Host, none_of};
+use crate::stores::hosts::{CONNECT_LIMIT, Host, none_of};
 use crate::stores::password::Accepted;
 use crate::stores::tls::{blocking, client_config};
-
-/// The time limit of a connection to one server, including the TLS handshake, the login and the first response. A lost
-/// SYN is sent again after one second.
-const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
 
 /// How to connect to the servers.
 #[derive(Clone, Debug)]

@@ -6,9 +6,7 @@ use serde::Deserialize;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::printable;
 use crate::stores::certificates;
-
-/// How much of a server's message is shown, in characters.
-const MAX_SHOWN: usize = 300;
+use crate::stores::hosts::MAX_SHOWN;
 
 const PERMISSIONS: &str =
     "the user needs more permissions: `leasehold doctor` lists those that leasehold needs";

@@ -11,6 +11,7 @@ use tokio::sync::broadcast::error::RecvError;
 use super::errors;
 use crate::clock::Moment;
 use crate::error::StoreError;
+use crate::stores::on_demand::Connection;
 
 /// How many events a request may have to read at once. It does not matter if it misses refusals of other requests.
 const EVENTS: usize = 64;
@@ -39,7 +40,7 @@ impl Events {
             Event::ServerError(ServerError::Other(text)) => Some(text),
             _ => return,
         };
-        // Nobody listens while there is no request.
+        // There is no receiver while no request waits.
         let _ = self.sender.send(event);
     }
 }
@@ -53,19 +54,27 @@ pub(super) struct Link {
     pub(super) host: String,
     /// When the latest response arrived.
     heard: Mutex<Option<Moment>>,
+    /// When the bucket was last asked for.
+    asked: Mutex<Option<Moment>>,
+}
+
+impl Connection for Link {
+    fn is_open(&self) -> bool {
+        !self.events.is_lost.load(Ordering::SeqCst)
+    }
 }
 
 impl Link {
     pub(super) fn new(client: Client, events: Arc<Events>, host: String) -> Self {
-        Self { client, events, host, heard: Mutex::default() }
+        Self { client, events, host, heard: Mutex::default(), asked: Mutex::default() }
     }
 
     pub(super) fn heard(&self) -> MutexGuard<'_, Option<Moment>> {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn is_open(&self) -> bool {
-        !self.events.is_lost.load(Ordering::SeqCst)
+    pub(super) fn asked(&self) -> MutexGuard<'_, Option<Moment>> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends one request. Returns the payload of the response. Ends without a response if the connection is lost, or if

@@ -1,12 +1,11 @@
 //! The connection of a store. All requests share it. It is opened on demand, and replaced when it is lost or does not
 //! respond.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::HeaderMap;
 use bytes::Bytes;
-use tokio::sync::oneshot;
 
 use super::bucket::{self, Bucket};
 use super::connect::Connector;
@@ -15,6 +14,7 @@ use super::link::Link;
 use crate::clock::{Moment, StoreClock, timeout};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
+use crate::stores::on_demand::OnDemand;
 
 /// If a request is given up, and no response has arrived for this long since it was sent, later requests use another
 /// connection.
@@ -29,9 +29,6 @@ const CLOCK_LIMIT: Duration = Duration::from_millis(500);
 /// The resolution of the server's clock.
 const RESOLUTION: Duration = Duration::from_micros(1);
 
-/// The connection in use, and when the bucket was last asked for through it.
-type Current = Option<(Arc<Link>, Moment)>;
-
 /// The connection of a store.
 #[derive(Debug)]
 pub(super) struct Links {
@@ -39,50 +36,24 @@ pub(super) struct Links {
     pub(super) env: Env,
     /// The clock of the stream's leader.
     pub(super) clock: StoreClock,
-    current: Mutex<Current>,
-    opening: tokio::sync::Mutex<()>,
+    current: Arc<OnDemand<Link>>,
 }
 
 impl Links {
     pub(super) fn new(connector: Connector, env: Env) -> Self {
-        let (current, opening) = (Mutex::default(), tokio::sync::Mutex::default());
-        Self { connector, env, clock: StoreClock::default(), current, opening }
+        Self { connector, env, clock: StoreClock::default(), current: Arc::default() }
     }
 
-    fn current(&self) -> MutexGuard<'_, Current> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn opened(&self) -> Option<Arc<Link>> {
-        self.current().as_ref().map(|(link, _)| link.clone()).filter(|link| link.is_open())
-    }
-
-    /// Returns the connection. Opens it in a separate task, so that if the request is abandoned, the next request gets
-    /// the connection.
     async fn link(self: &Arc<Self>) -> Result<Arc<Link>, StoreError> {
-        if let Some(link) = self.opened() {
-            return Ok(link);
-        }
-        let (give, given) = oneshot::channel();
         let links = self.clone();
-        tokio::spawn(async move {
-            let _opening = links.opening.lock().await;
-            let link = match links.opened() {
-                Some(link) => Ok(link),
-                None if give.is_closed() => return,
-                None => links.connect().await,
-            };
-            let _ = give.send(link);
-        });
-        given.await.unwrap_or_else(|_| Err(Fault::unavailable("the program is ending").not_applied()))
+        self.current.get(|| async move { links.connect().await }, || {}).await
     }
 
-    async fn connect(&self) -> Result<Arc<Link>, StoreError> {
+    async fn connect(&self) -> Result<Link, StoreError> {
         let sent = self.env.now();
         let (link, bucket) = self.connector.connect(&self.env).await?;
         self.note(bucket, sent)?;
-        let link = Arc::new(link);
-        *self.current() = Some((link.clone(), sent));
+        *link.asked() = Some(sent);
         Ok(link)
     }
 
@@ -100,28 +71,26 @@ impl Links {
     /// it, a bucket whose settings have become unsafe is refused, and a server that is cut off is left.
     fn refresh(self: &Arc<Self>, link: &Arc<Link>) {
         let sent = self.env.now();
-        match &mut *self.current() {
+        {
+            let mut asked = link.asked();
+            if asked.is_some_and(|asked| sent.longest_since(asked) < CLOCK_USED) {
+                return;
+            }
             // Other requests need not ask too.
-            Some((_, asked)) if sent.longest_since(*asked) >= CLOCK_USED => *asked = sent,
-            _ => return,
+            *asked = Some(sent);
         }
         let (links, link) = (self.clone(), link.clone());
         tokio::spawn(async move {
             let asking = bucket::ask(&link, &links.connector.location.keys);
             let asked = timeout(&*links.env.clock, CLOCK_LIMIT, asking).await;
             if asked.is_some_and(|asked| asked.and_then(|bucket| links.note(bucket, sent)).is_err()) {
-                links.give_up(&link);
+                links.current.give_up(&link);
             }
         });
     }
 
-    /// Makes later requests use another connection. Requests that wait for a response on this one continue.
-    fn give_up(&self, link: &Arc<Link>) {
-        self.current().take_if(|(current, _)| Arc::ptr_eq(current, link));
-    }
-
     pub(super) fn close(&self) {
-        self.current().take();
+        self.current.close();
     }
 
     /// Sends a request over the connection. Returns the payload of the response.
@@ -153,7 +122,7 @@ impl Drop for Waiting<'_> {
         let (now, heard) = (self.links.env.now(), *self.link.heard());
         let is_long_ago = |moment: Moment| now.shortest_since(moment) > STALLED;
         if self.since.is_some_and(is_long_ago) && heard.is_none_or(is_long_ago) {
-            self.links.give_up(self.link);
+            self.links.current.give_up(self.link);
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::printable;
 use crate::stores::certificates;
 use crate::stores::database::innermost;
+use crate::stores::hosts::MAX_SHOWN;
 
 /// Whether a statement changes anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,9 +16,6 @@ pub(super) enum Effect {
     None,
     Writes,
 }
-
-/// How much of a server's message is shown, in characters.
-const MAX_SHOWN: usize = 300;
 
 /// Returns the error of a statement that was sent.
 pub(super) fn of_statement(error: &Error, effect: Effect, table: &Table) -> StoreError {

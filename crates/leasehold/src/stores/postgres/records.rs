@@ -83,10 +83,7 @@ impl PostgresRecords {
         before: Option<&Record>,
         record: &Record,
     ) -> Result<Written, StoreError> {
-        let expect = match expect {
-            Precondition::Absent => Version::new(""),
-            Precondition::Version(version) => version.clone(),
-        };
+        let expect = expect.version().cloned().unwrap_or_else(|| Version::new(""));
         let prolongs = before.map_or(Duration::ZERO, Record::span);
         // After another client's lock, the row lacks what was added to the history that was read.
         let before = before.filter(|_| over.is_some() || is_ours(&expect));

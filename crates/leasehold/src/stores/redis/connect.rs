@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ProtocolVersion, RedisConnectionInfo, RedisError};
@@ -22,14 +21,10 @@ use crate::clock::{StoreClock, timeout};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::stores::certificates;
-use crate::stores::hosts::{Host, none_of};
+use crate::stores::hosts::{CONNECT_LIMIT, Host, none_of};
 use crate::stores::notifications::Calls;
 use crate::stores::password::{Accepted, Password};
 use crate::stores::tls::{blocking, client_config};
-
-/// The time limit of a connection to one server, including the TLS handshake and the login. A lost SYN is sent again
-/// after one second.
-const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
 
 const SENTINEL_LOGIN: &str = "name the password of the Sentinels in the store URL: sentinel_password_env=NAME or sentinel_password_file=/PATH";
 

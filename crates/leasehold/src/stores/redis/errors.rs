@@ -4,9 +4,7 @@ use redis::RedisError;
 
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::printable;
-
-/// How much of a server's message is shown, in characters.
-const MAX_SHOWN: usize = 300;
+use crate::stores::hosts::MAX_SHOWN;
 
 /// The help for slots without a server.
 pub(super) const FIX: &str =

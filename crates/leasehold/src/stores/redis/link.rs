@@ -10,6 +10,7 @@ use tokio::task::AbortHandle;
 use super::server::ServerInfo;
 use crate::clock::Moment;
 use crate::stores::hosts::Host;
+use crate::stores::on_demand::Connection;
 
 /// The resolution of the server's clock.
 pub(super) const RESOLUTION: Duration = Duration::from_micros(1);
@@ -44,6 +45,12 @@ impl std::fmt::Debug for Link {
     }
 }
 
+impl Connection for Link {
+    fn is_open(&self) -> bool {
+        !self.driver.is_finished()
+    }
+}
+
 impl Link {
     pub(super) fn new(
         connection: MultiplexedConnection,
@@ -61,10 +68,6 @@ impl Link {
             listens: AtomicBool::default(),
             vouched: Mutex::default(),
         }
-    }
-
-    pub(super) fn is_open(&self) -> bool {
-        !self.driver.is_finished()
     }
 
     pub(super) fn unanswered(&self) -> MutexGuard<'_, Option<Moment>> {

@@ -1,20 +1,20 @@
 //! The connection to a primary. All requests share one connection, because the server runs one script at a time. It is
 //! opened on demand, and replaced when it is lost or does not respond.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, RedisResult, ScriptInvocation, Value};
-use tokio::sync::oneshot;
 
 use super::connect::Connector;
 use super::errors;
 use super::link::{Link, RESOLUTION};
 use crate::clock::{Moment, StoreClock};
 use crate::env::Env;
-use crate::error::{Fault, StoreError};
+use crate::error::StoreError;
 use crate::stores::notifications::Calls;
+use crate::stores::on_demand::OnDemand;
 
 /// If no response arrives for this long after the first abandoned request was sent, later requests use another
 /// connection.
@@ -26,56 +26,30 @@ pub(super) struct Links {
     pub(super) connector: Connector,
     pub(super) env: Env,
     pub(super) calls: Arc<Calls>,
-    current: Mutex<Option<Arc<Link>>>,
-    opening: tokio::sync::Mutex<()>,
+    current: Arc<OnDemand<Link>>,
     /// The clock of the server.
     pub(super) clock: StoreClock,
 }
 
 impl Links {
     pub(super) fn new(connector: Connector, env: Env, calls: Arc<Calls>) -> Self {
-        Self {
-            connector,
-            env,
-            calls,
-            current: Mutex::default(),
-            opening: tokio::sync::Mutex::default(),
-            clock: StoreClock::default(),
-        }
-    }
-
-    fn current(&self) -> MutexGuard<'_, Option<Arc<Link>>> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+        Self { connector, env, calls, current: Arc::default(), clock: StoreClock::default() }
     }
 
     pub(super) fn opened(&self) -> Option<Arc<Link>> {
-        self.current().clone().filter(|link| link.is_open())
+        self.current.opened()
     }
 
-    /// Returns the connection to the primary. Opens it in a separate task, so that if the request is abandoned, the
-    /// next request gets the connection.
+    /// Returns the connection to the primary.
     pub(super) async fn link(self: &Arc<Self>) -> Result<Arc<Link>, StoreError> {
-        if let Some(link) = self.opened() {
-            return Ok(link);
-        }
-        let (give, given) = oneshot::channel();
-        let links = self.clone();
-        tokio::spawn(async move {
-            let _opening = links.opening.lock().await;
-            let link = match links.opened() {
-                Some(link) => Ok(link),
-                None if give.is_closed() => return,
-                None => links.connector.connect(&links.env, &links.calls, &links.clock).await.map(Arc::new),
-            };
-            if let Ok(link) = &link {
-                *links.current() = Some(link.clone());
-                if links.calls.are_expected() {
-                    links.listen();
-                }
+        let (links, listens) = (self.clone(), self.clone());
+        let open = || async move { links.connector.connect(&links.env, &links.calls, &links.clock).await };
+        let in_use = move || {
+            if listens.calls.are_expected() {
+                listens.listen();
             }
-            let _ = give.send(link);
-        });
-        given.await.unwrap_or_else(|_| Err(Fault::unavailable("the program is ending").not_applied()))
+        };
+        self.current.get(open, in_use).await
     }
 
     /// Records the time in a response that has just arrived, to a request that was sent at `sent`.
@@ -88,13 +62,8 @@ impl Links {
         self.clock.bounds(now).map_or(0, |time| time.lo_us)
     }
 
-    /// Makes later requests use another connection. Requests that wait for a response on this one continue.
-    fn give_up(&self, link: &Arc<Link>) {
-        self.current().take_if(|current| Arc::ptr_eq(current, link));
-    }
-
     pub(super) fn close(&self) {
-        self.current().take();
+        self.current.close();
     }
 
     /// Sends a script over `link`. `asks` is whether another server sent the request on to this one, because the slot
@@ -124,7 +93,7 @@ impl Links {
         link.unanswered().take();
         answer.inspect_err(|error| {
             if errors::is_of_this_server(error) {
-                self.give_up(link);
+                self.current.give_up(link);
             }
         })
     }
@@ -158,7 +127,7 @@ impl Drop for Running<'_> {
         }
         let since = *self.link.unanswered().get_or_insert(self.began);
         if self.links.env.now().shortest_since(since) > STALLED {
-            self.links.give_up(self.link);
+            self.links.current.give_up(self.link);
         }
     }
 }

@@ -237,10 +237,7 @@ impl Records for RedisRecords {
 
 /// Returns the version that a script expects: nothing if there must be none.
 fn expected(precondition: Precondition<'_>) -> &str {
-    match precondition {
-        Precondition::Absent => "",
-        Precondition::Version(version) => version.as_str(),
-    }
+    precondition.version().map_or("", Version::as_str)
 }
 
 impl RedisRecords {
