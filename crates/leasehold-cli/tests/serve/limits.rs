@@ -144,7 +144,7 @@ fn requests_that_wait_for_a_change_are_no_waiters() {
     // With 16 connections, two requests may wait for a change.
     let _polls: Vec<_> = (0..2).map(|_| server.send("GET /v1/locks/x?wait=60s", &known, "")).collect();
     wait_until("the polls wait", || metrics(&server).contains("leasehold_polls 2\n"));
-    server.ask("GET /v1/locks/x?wait=10ms", &known, "").problem(429, "too-many-waiters");
+    server.ask("GET /v1/locks/x?wait=60s", &known, "").problem(429, "too-many-waiters");
     server.acquire_with("b", &json!({ "lock": "y", "wait": "60s" })).expect(201);
 }
 
