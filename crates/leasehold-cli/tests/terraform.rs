@@ -183,16 +183,20 @@ fn assert_is_secret(password: &str, folder: &Path) {
 
 #[test]
 fn the_state_of_a_killed_apply_is_free_within_its_ttl() {
-    let team = Team::new();
-    team.joins("one", "1", true);
-    team.joins("two", "2", false);
-    let killed = team.applies("one", "--ttl 6s");
-    support::send(killed.guardian(), Signal::KILL);
-    killed.signal(Signal::KILL);
-    team.run("two", &["apply", "-auto-approve", "-no-color", "-lock-timeout=60s"], 0);
-    assert_eq!(team.value("two"), "2");
-    // Ends what the killed apply has left.
-    team.go("one");
+    for server in [Server::MINIO, Server::FAKE_GCS, Server::AZURITE] {
+        let team = Team::on(server.fresh_url());
+        team.joins("one", "1", true);
+        team.joins("two", "2", false);
+        let killed = team.applies("one", "--ttl 6s");
+        let refused = team.run("two", &APPLY, 1).stderr;
+        assert!(refused.contains("already locked"), "{refused}");
+        support::send(killed.guardian(), Signal::KILL);
+        killed.signal(Signal::KILL);
+        team.run("two", &["apply", "-auto-approve", "-no-color", "-lock-timeout=60s"], 0);
+        assert_eq!(team.value("two"), "2");
+        // Ends what the killed apply has left.
+        team.go("one");
+    }
 }
 
 #[test]

@@ -22,9 +22,17 @@ pub(super) async fn resize(context: &Context, args: ResizeArgs) -> Result<u8, Fa
         false => ("permits", lock.semaphore(size).resize().await),
     };
     let before = resized.map_err(|error| {
-        let is_held = error.kind() == ErrorKind::Held;
+        let kind = error.kind();
         let failure = Failure::from(error);
-        if is_held { Failure { code: HELD, ..failure } } else { failure }
+        match kind {
+            ErrorKind::Held => Failure { code: HELD, ..failure },
+            // The name is no semaphore's either.
+            ErrorKind::Invalid if !args.readers => Failure {
+                message: format!("`{name}` has no number of permits or readers in the store"),
+                ..failure
+            },
+            _ => failure,
+        }
     })?;
     if context.output.json {
         let mut document = object("resized", &name);

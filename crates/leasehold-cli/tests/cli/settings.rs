@@ -131,7 +131,7 @@ fn the_json_variable_applies_to_early_errors() {
 }
 
 #[test]
-fn the_default_store_is_announced_once_if_nobody_has_chosen_it() {
+fn the_default_store_is_announced_once_if_it_was_not_chosen() {
     const WARNING: &str = "warning: no store is chosen, ";
     let said = |sandbox: &Sandbox, words: &str, store: Option<&str>| {
         let mut command = sandbox.leasehold(words.split_whitespace());
@@ -139,7 +139,7 @@ fn the_default_store_is_announced_once_if_nobody_has_chosen_it() {
         Outcome::of(command.output().unwrap()).expect(0).stderr
     };
     let sandbox = Sandbox::new();
-    // Whoever looks at locks, chooses a store or wants no warnings gets none, and it is not used up.
+    // There is no warning when locks are only shown, a store is chosen, or warnings are off. It then still comes later.
     assert!(!said(&sandbox, "show x", None).contains(WARNING));
     for (words, store) in
         [("run -s sqlite: x -- true", None), ("run x -- true", Some("sqlite:")), ("run -q x -- true", None)]

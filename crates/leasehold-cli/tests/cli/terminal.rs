@@ -118,7 +118,7 @@ fn ls_repaints_a_terminal() {
 }
 
 #[test]
-fn the_default_store_is_announced_on_a_terminal_only_if_there_are_others() {
+fn a_terminal_gets_the_announcement_only_if_there_are_others() {
     let sandbox = Sandbox::new();
     let quiet = on_80_columns(&sandbox, "\"$LEASEHOLD\" run x -- true");
     assert!(!quiet.contains("no store is chosen"), "{quiet}");
