@@ -6,14 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use leasehold::error::StoreError;
 use leasehold::lease::{LeaseStore, StoreOptions};
-use leasehold::register::{Deleted, Register};
+use leasehold::register::{Body, Deleted, Precondition, Register, Version, VersionedValue, Write};
 use leasehold::stores::STORES;
 use leasehold::url::StoreUrl;
 use leasehold::{LockName, RegisterLeases};
 use tempfile::TempDir;
 
 use crate::conformance::Harness;
+use crate::layer::{Layer, Layered};
 use crate::servers::{Server, with_option};
 use crate::test_store::{Reaper, Storage, TestStore};
 
@@ -155,6 +157,38 @@ impl Harness for Box<dyn Harness> {
 /// Opens another client of the register under test.
 type OpenRegister = dyn Fn() -> Arc<dyn Register> + Send + Sync;
 
+/// A register whose requests overlap with those of other tasks, even if it never waits. Otherwise a read and the write
+/// after it would be one step on a runtime with one thread, and no race would show a flaw.
+#[derive(Debug)]
+struct Overlapping(Arc<dyn Register>);
+
+/// Awaits `request` after other tasks had their turn, and lets them have it again before the response arrives.
+async fn overlapping<T>(request: impl Future<Output = T>) -> T {
+    tokio::task::yield_now().await;
+    let response = request.await;
+    tokio::task::yield_now().await;
+    response
+}
+
+#[async_trait]
+impl Layer for Overlapping {
+    fn inner(&self) -> &dyn Register {
+        &*self.0
+    }
+
+    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
+        overlapping(self.0.read(key)).await
+    }
+
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
+        overlapping(self.0.write(key, expect, body)).await
+    }
+
+    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        overlapping(self.0.delete(key, version)).await
+    }
+}
+
 /// Leases on a register: the harness for every store that implements [`Register`].
 ///
 /// Deletes and reads records through a client of the register. If the register has no deletes, implement [`Harness`]
@@ -211,7 +245,7 @@ impl fmt::Debug for OnRegister {
 impl Harness for OnRegister {
     async fn open(&self) -> Arc<dyn LeaseStore> {
         let leases = if self.by_existence { RegisterLeases::by_existence } else { RegisterLeases::new };
-        Arc::new(leases((self.open)(), self.options.clone()))
+        Arc::new(leases(Arc::new(Layered(Overlapping((self.open)()))), self.options.clone()))
     }
 
     async fn delete_record(&self, name: &LockName) {

@@ -14,9 +14,8 @@ use own_store::{MapRegister, MapServer, open};
 /// Returns fresh storage, with a client of its own for each process of a case.
 fn storage(env: Env) -> OnRegister {
     let server = Arc::new(MapServer::new(env.clock.clone()));
-    let open = move || -> Arc<dyn leasehold::Register> {
-        Arc::new(MapRegister::new(server.clone(), env.clone()))
-    };
+    let open =
+        move || -> Arc<dyn leasehold::Register> { Arc::new(MapRegister::new(server.clone(), env.clone())) };
     OnRegister::of_clients(open, StoreOptions::default())
 }
 
