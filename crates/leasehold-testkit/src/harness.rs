@@ -162,9 +162,9 @@ type OpenRegister = dyn Fn() -> Arc<dyn Register> + Send + Sync;
 #[derive(Debug)]
 struct Overlapping(Arc<dyn Register>);
 
-/// Awaits `request` after other tasks had their turn, and lets them have it again before the response arrives.
+/// Awaits `request`, and lets other tasks have their turn before the response arrives. Not before the request too: a
+/// future that is polled once, and never again, must get as far as the register, and must not keep it from others.
 async fn overlapping<T>(request: impl Future<Output = T>) -> T {
-    tokio::task::yield_now().await;
     let response = request.await;
     tokio::task::yield_now().await;
     response

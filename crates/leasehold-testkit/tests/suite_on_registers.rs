@@ -45,6 +45,8 @@ enum Flaw {
     /// Each client takes its own clock for that of the store. They are an hour apart.
     ClockOfTheClient,
     ClockInMilliseconds,
+    /// A client sends one request at a time, and a caller that is not polled keeps its place.
+    SharesAConnection,
     // Two registers that lack something, which is not a flaw.
     HasNoClock,
     HasNoDeletes,
@@ -67,6 +69,7 @@ const FOUND_BY_THE_SUITE: &[Flaw] = &[
     IgnoresCase,
     ClockOfTheClient,
     ClockInMilliseconds,
+    SharesAConnection,
 ];
 
 /// The flaws that only the probe finds, because no case deletes a record that another client replaces.
@@ -93,11 +96,13 @@ struct State {
 struct Client {
     server: Arc<Server>,
     number: u64,
+    connection: tokio::sync::Mutex<()>,
 }
 
 impl Client {
     fn open(server: &Arc<Server>) -> Self {
-        Self { number: server.clients.fetch_add(1, Ordering::SeqCst), server: server.clone() }
+        let number = server.clients.fetch_add(1, Ordering::SeqCst);
+        Self { server: server.clone(), number, connection: tokio::sync::Mutex::default() }
     }
 
     fn is(&self, flaw: Flaw) -> bool {
@@ -128,6 +133,10 @@ impl Client {
 #[async_trait]
 impl Register for Client {
     async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
+        if self.is(SharesAConnection) {
+            let _connection = self.connection.lock().await;
+            self.server.env.sleep(Duration::from_millis(1)).await;
+        }
         let key = self.key(key);
         Ok(self.with(|state| {
             state.reads += 1;
