@@ -35,9 +35,10 @@ pub const MAX_OBJECT_BYTES: usize = 256 << 20;
 /// implementation must not retry conditional writes itself: if the response to an applied write is lost, a retry would
 /// report a conflict.
 ///
-/// Several tasks, threads and runtimes call the methods at the same time. leasehold limits the time of each request, and
-/// drops its future when that time is over. So a method must not block the thread. While it waits, it must not hold what
-/// other requests need, such as the only connection: the caller may keep a future for long without polling it.
+/// Several tasks, threads and runtimes call the methods at the same time. leasehold limits the time of each read, write
+/// and delete, and drops the future when that time is over. So a method must not block the thread. While it waits, it must
+/// not hold what other requests need, such as the only connection: the caller may keep a future for long without polling
+/// it.
 ///
 /// A key is text. It has at most 261 bytes: the name of a lock ([`LockName`](crate::LockName)) and `.lock` or `.line`. Other
 /// keys begin with `.leasehold-probe`. Keys are the same only if all their bytes are: encode them if the store ignores
@@ -125,7 +126,8 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     /// Lists the keys that start with `prefix`, in the store's order, page by page. A key that exists all the time is
     /// listed exactly once. `prefix` is text, which need not end at a `/`.
     ///
-    /// Retries a failed page for a while, because the caller cannot continue a listing. An error ends the listing.
+    /// Limits the time of its requests, and retries a failed page for a while, because the caller does neither. An error
+    /// ends the listing.
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>>;
 
     /// Returns the version that a write of these bytes gives, if it depends only on the bytes, so that another write of
