@@ -185,6 +185,7 @@ def ruby(source):
 def sources():
     for pattern, reader in (
         ("crates/*/src", Crate),
+        ("examples/*/src", Crate),
         ("clients/python/src/*/", Python),
         ("clients/typescript/src", typescript),
         ("clients/ruby/lib", ruby),

@@ -1,7 +1,8 @@
 //! The conformance suite: one named case for each behaviour that every store must have. It tests leasehold's stores
 //! and can test yours.
 //!
-//! Implement [`Harness`] for your store. [`conformance!`](crate::conformance!) then generates a test for each case:
+//! For a store that implements [`Register`](leasehold::Register), [`OnRegister`](crate::harness::OnRegister) is the
+//! harness. For any other, implement [`Harness`]. [`conformance!`](crate::conformance!) then generates a test for each case:
 //!
 //! ```
 //! # use leasehold_testkit::conformance::Harness;
@@ -28,6 +29,9 @@
 //! compare the time of events that must not happen early with the deadline that the holder was promised. A case fails
 //! if anything takes longer than [`Harness::limit`]. The cases run on real servers, and on paused time with a store
 //! that runs on a [`TestClock`](leasehold::clock::TestClock).
+//!
+//! The cases lose no responses ([`fault`](crate::fault) does), and they see only locks. A register that deletes whatever the
+//! version is passes them: also call [`probe_deletes`](leasehold::doctor::probe_deletes).
 //!
 //! A store must refuse what it does not support ([`Capabilities`](leasehold::lease::Capabilities)) with
 //! [`ErrorKind::Unsupported`](leasehold::ErrorKind::Unsupported). No case is skipped.

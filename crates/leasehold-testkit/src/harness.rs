@@ -1,18 +1,21 @@
-//! Storage for the conformance cases of leasehold's own stores, and for tests with several processes.
+//! Storage for the conformance cases: [`OnRegister`] for any register, [`Fresh`] for leasehold's own stores and for tests
+//! with several processes.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use leasehold::error::StoreError;
 use leasehold::lease::{LeaseStore, StoreOptions};
-use leasehold::register::{Deleted, Register};
+use leasehold::register::{Body, Deleted, Precondition, Register, Version, VersionedValue, Write};
 use leasehold::stores::STORES;
 use leasehold::url::StoreUrl;
 use leasehold::{LockName, RegisterLeases};
 use tempfile::TempDir;
 
 use crate::conformance::Harness;
+use crate::layer::{Layer, Layered};
 use crate::servers::{Server, with_option};
 use crate::test_store::{Reaper, Storage, TestStore};
 
@@ -151,18 +154,79 @@ impl Harness for Box<dyn Harness> {
     }
 }
 
-/// Leases on one register. Clients share nothing but the register.
-#[derive(Clone, Debug)]
+/// Opens another client of the register under test.
+type OpenRegister = dyn Fn() -> Arc<dyn Register> + Send + Sync;
+
+/// A register whose requests overlap with those of other tasks, even if it never waits. Otherwise a read and the write
+/// after it would be one step on a runtime with one thread, and no race would show a flaw.
+#[derive(Debug)]
+struct Overlapping(Arc<dyn Register>);
+
+/// Awaits `request`, and lets other tasks have their turn before the response arrives. Not before the request too: a
+/// future that is polled once, and never again, must get as far as the register, and must not keep it from others.
+async fn overlapping<T>(request: impl Future<Output = T>) -> T {
+    let response = request.await;
+    tokio::task::yield_now().await;
+    response
+}
+
+#[async_trait]
+impl Layer for Overlapping {
+    fn inner(&self) -> &dyn Register {
+        &*self.0
+    }
+
+    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
+        overlapping(self.0.read(key)).await
+    }
+
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
+        overlapping(self.0.write(key, expect, body)).await
+    }
+
+    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        overlapping(self.0.delete(key, version)).await
+    }
+}
+
+/// Leases on a register: the harness for every store that implements [`Register`].
+///
+/// Deletes and reads records through a client of the register. If the register has no deletes, implement [`Harness`]
+/// instead, with a [`delete_record`](Harness::delete_record) of your own. The record of a lock is at the key `NAME.lock`.
+#[derive(Clone)]
 pub struct OnRegister {
-    register: Arc<dyn Register>,
+    open: Arc<OpenRegister>,
     options: StoreOptions,
     by_existence: bool,
 }
 
 impl OnRegister {
-    /// Creates a harness for leases on `register`.
+    /// Creates a harness for leases on `register`, which all clients share.
     pub fn new(register: Arc<dyn Register>, options: StoreOptions) -> Self {
-        Self { register, options, by_existence: false }
+        Self::of_clients(move || register.clone(), options)
+    }
+
+    /// Creates a harness whose clients each call `open`. Use this if a client keeps anything of its own, such as a cache,
+    /// a connection or the time of the latest response.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use leasehold::{Register, env::Env, lease::StoreOptions, stores::memory::MemoryRegister};
+    /// use leasehold_testkit::conformance::a_second_claimant_sees_the_holder;
+    /// use leasehold_testkit::harness::OnRegister;
+    ///
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let storage = Arc::new(MemoryRegister::new(Env::system())); // your storage, empty
+    /// let open = move || -> Arc<dyn Register> { storage.clone() }; // your client of it
+    /// let harness = OnRegister::of_clients(open, StoreOptions::default());
+    /// a_second_claimant_sees_the_holder(&harness).await; // `conformance!` runs all cases
+    /// # });
+    /// ```
+    pub fn of_clients(
+        open: impl Fn() -> Arc<dyn Register> + Send + Sync + 'static,
+        options: StoreOptions,
+    ) -> Self {
+        Self { open: Arc::new(open), options, by_existence: false }
     }
 
     /// Switches to the existence protocol of simple clients, in which a lock is held while its object exists.
@@ -171,19 +235,25 @@ impl OnRegister {
     }
 }
 
+impl fmt::Debug for OnRegister {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OnRegister").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
 #[async_trait]
 impl Harness for OnRegister {
     async fn open(&self) -> Arc<dyn LeaseStore> {
         let leases = if self.by_existence { RegisterLeases::by_existence } else { RegisterLeases::new };
-        Arc::new(leases(self.register.clone(), self.options.clone()))
+        Arc::new(leases(Arc::new(Layered(Overlapping((self.open)()))), self.options.clone()))
     }
 
     async fn delete_record(&self, name: &LockName) {
-        delete_record(&*self.register, &object(name, self.by_existence)).await;
+        delete_record(&*(self.open)(), &object(name, self.by_existence)).await;
     }
 
     async fn read_record(&self, name: &LockName) -> String {
-        read_record(&*self.register, &object(name, self.by_existence)).await
+        read_record(&*(self.open)(), &object(name, self.by_existence)).await
     }
 }
 

@@ -114,6 +114,10 @@ impl<L: Layer> Register for Layered<L> {
         self.0.inner().examine().await
     }
 
+    async fn init(&self) -> Result<(), StoreError> {
+        self.0.inner().init().await
+    }
+
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
         self.0.inner().list(prefix)
     }

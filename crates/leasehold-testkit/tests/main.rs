@@ -121,6 +121,7 @@ mod rules_redis;
 mod s3_register;
 mod store_names;
 mod suite_can_fail;
+mod suite_on_registers;
 #[cfg(feature = "gcs")]
 mod throttled_gcs;
 #[cfg(feature = "s3")]

@@ -10,7 +10,8 @@ fn root() -> PathBuf {
 /// Returns the folders of all packages.
 fn packages() -> Vec<PathBuf> {
     let folders = fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap().path());
-    let others = ["fuzz", "crates/leasehold-testkit/peers/rust"].map(|folder| root().join(folder));
+    let others = ["fuzz", "crates/leasehold-testkit/peers/rust", "examples/own-store"]
+        .map(|folder| root().join(folder));
     folders.filter(|folder| folder.join("Cargo.toml").exists()).chain(others).collect()
 }
 

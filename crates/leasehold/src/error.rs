@@ -321,7 +321,8 @@ impl std::error::Error for Error {
 
 /// The error of a request to a store.
 ///
-/// For safety, only one distinction matters: whether the request certainly had no effect.
+/// For safety, only one distinction matters: whether the request certainly had no effect. If a store does not know, it
+/// returns [`MaybeApplied`](Self::MaybeApplied).
 ///
 /// ```
 /// use leasehold::error::{Fault, StoreError};
@@ -354,7 +355,8 @@ pub enum StoreError {
 /// ```
 #[derive(Debug)]
 pub struct Fault {
-    /// The kind of error. Retry only [`ErrorKind::Unavailable`].
+    /// The kind of error. Only [`ErrorKind::Unavailable`] is retried, so a store returns it for everything that passes: no
+    /// response, a busy server, a time limit. Its other kinds are `Denied`, `Invalid`, `Unsupported` and `Corrupt`.
     pub kind: ErrorKind,
     /// A message for people. Contains no secrets.
     pub message: String,

@@ -40,7 +40,8 @@ pub use crate::types::{
 /// The largest number of tokens of one grant.
 pub(crate) const MAX_TOKENS: u64 = 1_024;
 
-/// A store that grants leases.
+/// A store that grants leases. For a store with conditional writes, implement [`Register`](crate::Register) instead, which
+/// is much smaller: the rules of the protocol are then not yours to write.
 ///
 /// "Held" and "lost" are values, not errors. The store limits the time of each method. Each method resolves unknown
 /// outcomes itself, and returns [`StoreError::MaybeApplied`] only if its time runs out first.

@@ -48,8 +48,9 @@
 //!   token. [`Object`] opens an object by its URL.
 //! - [`Observer`] receives events for metrics. Each acquisition, renewal, release and request to the store has a
 //!   `tracing` span.
-//! - To add a store, implement [`lease::LeaseStore`], or the smaller trait [`Register`]. [`RegisterLeases`] runs the
-//!   lease protocol on a register.
+//! - To add a store, implement [`Register`]: reads, conditional writes, a listing and the store's time.
+//!   [`RegisterLeases`] runs the lease protocol on it. A store that grants leases itself implements
+//!   [`lease::LeaseStore`]. See `docs/own-stores.md`.
 //!
 //! The async API needs a tokio runtime with time enabled. Programs without async can use the module `blocking`, which
 //! the cargo feature `blocking` enables.

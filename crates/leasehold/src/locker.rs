@@ -76,7 +76,8 @@ impl Locker {
         Ok(Self::sharing(OpenStore::new(store, Some(shown), Some(store_id))))
     }
 
-    /// Creates a locker for a store that you opened or implemented yourself.
+    /// Creates a locker for a store that you opened or implemented yourself. It has no URL, so a ticket of another store is
+    /// not refused, but counts as lost.
     pub fn new(store: Arc<dyn LeaseStore>) -> Self {
         Self::sharing(OpenStore::new(store, None, None))
     }

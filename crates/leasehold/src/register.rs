@@ -1,6 +1,7 @@
 //! A register: keys with atomic conditional writes. Every object store offers these, and leases need nothing else.
 //!
-//! A store implements the trait [`Register`]. [`RegisterLeases`](crate::RegisterLeases) runs the lease protocol on it.
+//! A store implements the trait [`Register`], also a store outside this crate (`docs/own-stores.md`).
+//! [`RegisterLeases`](crate::RegisterLeases) runs the lease protocol on it.
 //! Before the first write, [`probe`](crate::doctor::probe) checks whether the store honours the preconditions of writes,
 //! and [`probe_deletes`](crate::doctor::probe_deletes) those of deletes.
 
@@ -34,6 +35,15 @@ pub const MAX_OBJECT_BYTES: usize = 256 << 20;
 /// implementation must not retry conditional writes itself: if the response to an applied write is lost, a retry would
 /// report a conflict.
 ///
+/// Several tasks, threads and runtimes call the methods at the same time. leasehold limits the time of each read, write
+/// and delete, and drops the future when that time is over. So a method must not block the thread. While it waits, it must
+/// not hold what other requests need, such as the only connection: the caller may keep a future for long without polling
+/// it.
+///
+/// A key is text. It has at most 261 bytes: the name of a lock ([`LockName`](crate::LockName)) and `.lock` or `.line`. Other
+/// keys begin with `.leasehold-probe`. Keys are the same only if all their bytes are: encode them if the store ignores
+/// upper and lower case, composes characters, trims spaces, or does not allow all characters.
+///
 /// ```
 /// # use leasehold::{env::Env, register::{Precondition, Register, Write}, stores::memory::MemoryRegister};
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -51,13 +61,16 @@ pub const MAX_OBJECT_BYTES: usize = 256 << 20;
 /// ```
 #[async_trait]
 pub trait Register: fmt::Debug + Send + Sync + 'static {
-    /// Reads `key`. Returns `None` if there is no value (a delete marker counts as no value). Strongly consistent.
+    /// Reads `key`. Returns `None` if there is no value (a delete marker counts as no value). Strongly consistent: returns
+    /// the latest write or delete, of any client, whose response was sent before this read began, or a later one. So it
+    /// asks no cache and no replica that may be behind.
     ///
     /// Cancel safe.
     ///
     /// # Errors
     /// Returns an error if the store's response is neither a value nor its absence, or if the value is longer than
-    /// [`MAX_VALUE_BYTES`], or [`MAX_OBJECT_BYTES`] if the register was opened for objects.
+    /// [`MAX_VALUE_BYTES`], or [`MAX_OBJECT_BYTES`] if the register was opened for objects. It is always
+    /// [`NotApplied`](StoreError::NotApplied), because a read has no effect.
     async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError>;
 
     /// Reads `key` without its bytes. Calls [`read`](Self::read) by default.
@@ -74,12 +87,15 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
         }))
     }
 
-    /// Writes `body`, the bytes and all metadata, atomically and only if `key` is as expected.
+    /// Writes `body`, the bytes and all metadata, atomically and only if `key` is as expected. The store compares and writes
+    /// in one step: no other write comes in between. An outdated version and a missing value are conflicts.
     ///
     /// Dropping the future leaves the outcome unknown, as [`StoreError::MaybeApplied`] does.
     ///
     /// # Errors
-    /// Returns [`StoreError::NotApplied`] only if the write certainly has no effect, now or later.
+    /// Returns [`StoreError::NotApplied`] only if the write certainly has no effect, now or later: the request was not sent,
+    /// or the store refused it. In all other cases, such as a time limit, a lost connection or the response of a proxy,
+    /// returns [`StoreError::MaybeApplied`]. leasehold then reads `key` to find out.
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError>;
 
     /// Deletes `key` if its version is still `version`. Used by sweeps, by locks that are objects, and by probes and
@@ -88,7 +104,8 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// Returns the same errors as [`write`](Self::write), and
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store has no conditional deletes.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store has no conditional deletes. Locks do not need
+    /// them. Their records can then not be swept.
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError>;
 
     /// Runs the checks of an [examination](crate::Locker::examine) that only this store has, such as checks of its
@@ -97,7 +114,8 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
         Examined::default()
     }
 
-    /// Creates what the store needs before its first use. Does nothing by default.
+    /// Creates what the store needs before its first use. Only [`Locker::init`](crate::Locker::init) calls it, not the
+    /// first write. Does nothing by default.
     ///
     /// # Errors
     /// Returns an error if it cannot be created.
@@ -105,7 +123,11 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Lists the keys that start with `prefix`, in the store's order, page by page. Retries a failed page for a while.
+    /// Lists the keys that start with `prefix`, in the store's order, page by page. A key that exists all the time is
+    /// listed exactly once. `prefix` is text, which need not end at a `/`.
+    ///
+    /// Limits the time of its requests, and retries a failed page for a while, because the caller does neither. An error
+    /// ends the listing.
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>>;
 
     /// Returns the version that a write of these bytes gives, if it depends only on the bytes, so that another write of
@@ -114,11 +136,18 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Returns the current bounds of the store's clock, according to its latest response. Returns `None` before the
-    /// first response, or if the store has no clock.
+    /// Returns the current bounds of the store's clock, according to its latest response, in microseconds since the Unix
+    /// epoch. [`StoreClock`](crate::clock::StoreClock) computes them from the time in each response. Sends no request.
+    ///
+    /// The first token of a lock comes from this clock, and by it the lease of a dead holder may end. So all clients must
+    /// see the same clock, never that of their own machine, and it must not go back, also when the store is restarted.
+    ///
+    /// Returns `None` before the first response, or if the store has no clock. On a store without a clock, no lock can be
+    /// created: [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported).
     fn store_time(&self) -> Option<StoreTime>;
 
-    /// Returns the clock and the source of randomness of this register.
+    /// Returns the clock and the source of randomness of this register, and of the leases on it. Outside tests, this is
+    /// [`Env::system`]: with equal seeds, two processes would write equal nonces.
     fn env(&self) -> &Env;
 
     /// Returns a register of the same objects through another endpoint, to examine several front ends together. Fails
@@ -262,7 +291,8 @@ pub struct VersionedValue {
 }
 
 /// An opaque version of a key: an ETag, a generation, a revision. Two writes of different bytes never have the same
-/// version. Two writes of the same bytes may, unless versions are [generations](RegisterCapabilities::generations).
+/// version, even if the key was deleted in between. So a time is no version, and a counter must not start again. Two
+/// writes of the same bytes may, unless versions are [generations](RegisterCapabilities::generations).
 ///
 /// ```
 /// # use leasehold::{env::Env, register::{Precondition, Register, Version, Write}, stores::memory::MemoryRegister};
@@ -394,13 +424,15 @@ pub enum Deleted {
 pub struct RegisterCapabilities {
     /// The store's kind, for people: `S3`, `memory`.
     pub store: &'static str,
-    /// Whether it is known to enforce preconditions. Otherwise they are [probed](crate::doctor::probe) before the first write.
+    /// Whether it is known to enforce preconditions. Otherwise they are [probed](crate::doctor::probe) before the first
+    /// write. If this is `true` by mistake, a lock is granted to several holders and nothing reports it. If in doubt, it is
+    /// `false`, and [`identity`](Register::identity) is implemented.
     pub trusted: bool,
-    /// Whether versions are numbers that rise with every write of a key, even if it was deleted in between.
+    /// Whether versions are decimal numbers that rise with every write of a key, even if it was deleted in between.
     pub generations: bool,
     /// How many bytes of [`Metadata::user`] it stores with an object, names and values together. `None` if it stores no
-    /// metadata.
+    /// metadata. Records of locks have none. A [fenced write](crate::fence) needs it.
     pub metadata: Option<usize>,
-    /// How often a waiter may read.
+    /// How often a waiter may read. Longer than zero.
     pub poll_interval: PollInterval,
 }

@@ -90,7 +90,8 @@ enum Sent {
 }
 
 impl RegisterLeases {
-    /// Creates leases on `register`.
+    /// Creates leases on `register`. Of `options`, only [`store_clock`](StoreOptions::store_clock) and
+    /// [`margin`](StoreOptions::margin) have an effect. The clock is that of [`Register::env`].
     pub fn new(register: Arc<dyn Register>, options: StoreOptions) -> Self {
         Self::on(Arc::new(JsonRecords::new(register)), options)
     }
