@@ -198,6 +198,7 @@ fn a_guardian_killed_before_the_command_starts_is_replaced() {
         guardian.is_some()
     });
     crate::support::send(guardian.unwrap(), Signal::KILL);
+    wait_until("it is dead", || !is_alive(&guardian.unwrap().to_string()));
     first.signal(Signal::TERM);
     first.end().expect(143);
     let mut line = String::new();
