@@ -5,16 +5,16 @@
 //! use std::time::Duration;
 //! use leasehold::Locker;
 //!
-//! # tokio::runtime::Runtime::new().unwrap().block_on(async {
-//! let locker = Locker::open("mem:").await?; // sqlite:locks.db, s3://bucket/prefix, gs://...
-//! let lock = locker.lock("deploy/prod").ttl(Duration::from_secs(30)).note("make deploy");
+//! #[tokio::main]
+//! async fn main() -> leasehold::Result<()> {
+//!     let locker = Locker::open("mem:").await?; // sqlite:locks.db, s3://bucket/prefix, gs://...
+//!     let lock = locker.lock("deploy/prod").ttl(Duration::from_secs(30)).note("make deploy");
 //!
-//! let guard = lock.acquire().await?; // waits; see also try_acquire() and acquire_within()
-//! println!("held with token {}", guard.token()?);
-//! guard.check()?; // still held? local, no I/O
-//! guard.release().await?;
-//! # Ok::<_, leasehold::Error>(())
-//! # }).unwrap();
+//!     let guard = lock.acquire().await?; // waits; see also try_acquire() and acquire_within()
+//!     println!("held with token {}", guard.token()?);
+//!     guard.check()?; // still held? local, no I/O
+//!     guard.release().await
+//! }
 //! ```
 //!
 //! # Guarantees
@@ -52,8 +52,43 @@
 //!   [`RegisterLeases`] runs the lease protocol on it. A store that grants leases itself implements
 //!   [`lease::LeaseStore`]. See `docs/own-stores.md`.
 //!
-//! The async API needs a tokio runtime with time enabled. Programs without async can use the module `blocking`, which
-//! the cargo feature `blocking` enables.
+//! # Stores
+//!
+//! Each store has a cargo feature. The default features are `sqlite` and `dir`.
+//!
+//! | feature | store | URL |
+//! |---|---|---|
+//! | | memory of the process | `mem:` |
+//! | `sqlite` | a file, for the processes of one machine | `sqlite:/var/lib/myapp/locks.db` |
+//! | `dir` | a directory that machines share, such as NFS | `dir:/mnt/efs/locks` |
+//! | `s3` | Amazon S3, and compatible stores with conditional writes | `s3://bucket/prefix?region=eu-west-1` |
+//! | `gcs` | Google Cloud Storage | `gs://bucket/prefix` |
+//! | `azure` | Azure Blob Storage | `azblob://account/container/prefix` |
+//! | `dynamodb` | a DynamoDB table | `dynamodb://table?region=eu-west-1` |
+//! | `etcd` | etcd | `etcd://host:2379/prefix/` |
+//! | `kubernetes` | Lease objects | `k8s://namespace` |
+//! | `mysql` | MySQL or MariaDB | `mysql://user@host/database` |
+//! | `postgres` | PostgreSQL | `postgres://user@host/database` |
+//! | `redis` | Redis or Valkey, also a cluster | `redis://host:6379/0?prefix=locks/` |
+//! | `nats` | a key-value bucket of NATS JetStream | `nats://host:4222/bucket?prefix=locks` |
+//! | `http` | a running `leasehold serve` | `https://locks.example.com` |
+//!
+//! The other features are `blocking`, for programs without async, and `schema`, with which the types of [`view`] describe
+//! themselves for OpenAPI.
+//!
+//! # Runtimes and cancellation
+//!
+//! The async API needs a tokio runtime with time and I/O enabled. A current-thread runtime is enough, if it runs
+//! while a lock is held: renewals are its tasks. If it is blocked for longer than the lease, the guard reports the loss as
+//! soon as it is asked. Code that blocks belongs into `spawn_blocking`, where [`Guard::check`] works too. Without a
+//! runtime, use the module `blocking`.
+//!
+//! In the background, the runtime in which a lock was acquired renews its lease, and releases it when the [`Guard`] is
+//! dropped. A lock that is neither held nor awaited costs no requests. At the end of a program, await
+//! [`Guard::release`]: a runtime that shuts down first leaves the lock to lapse.
+//!
+//! Acquisitions, checks and reads are cancel safe: dropping their future leaves nothing held. Operations by hand, such as
+//! [`Locker::evict`], are not; their documentation says so.
 
 #[cfg(feature = "blocking")]
 pub mod blocking;
