@@ -359,7 +359,7 @@ impl Request {
             } else if dies_visibly {
                 "that process is alive on this machine; when it ends, the lock is free at once".to_owned()
             } else {
-                format!("if that process is dead, the lease ends in <= {left}")
+                format!("if that process is dead, a process that waits gets the lock in <= {left}")
             };
             failure = failure.with_help(help);
         }

@@ -120,7 +120,9 @@ impl WaitProgress {
         let start = self.clock.now();
         self.clock.sleep(SHOW_AFTER).await;
         if self.now().is_some_and(|held| is_held_by_parent(&self.awaited(), self.mode, &held)) {
-            output.warning(&format!("{HELD_BY_PARENT}: this wait cannot succeed"));
+            output.warning(&format!(
+                "{HELD_BY_PARENT}: this wait cannot succeed; remove the inner run, or use another lock"
+            ));
         }
         if output.animates() { self.spin(output, start).await } else { self.log_lines(output, start).await }
     }

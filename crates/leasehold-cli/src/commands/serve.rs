@@ -100,7 +100,7 @@ async fn run(context: &Context, args: ServeArgs) -> Result<Exit, Failure> {
     } else if !context.output.quiet {
         let mut text = format!("serving the locks of {url} on {address}\n");
         if let Some(operator) = operator {
-            text.push_str(&format!("to evict holders, send this token: {operator}\n"));
+            text.push_str(&format!("to sign in or to evict holders, use this token: {operator}\n"));
         }
         print(&text)?;
     }
