@@ -55,6 +55,8 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .route("/ui/sign-in", get(session::page).post(session::sign_in))
         .route("/ui/sign-out", get(home).post(session::sign_out))
         .route("/ui/assets/{file}", get(assets::asset))
+        // An address from memory, such as /ui/locks.
+        .route("/ui/{*other}", get(home))
         .layer(middleware::from_fn(session::require_sign_in))
         .layer(middleware::from_fn(protected))
 }

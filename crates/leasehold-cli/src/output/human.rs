@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use leasehold::lease::printable;
 use leasehold::view::StateView;
 pub(crate) use leasehold::view::{span, span_up};
-use leasehold::{AlreadyRan, Election, Holder, HolderInfo, Leader, LockName, Status};
+use leasehold::{AlreadyRan, Election, Holder, HolderInfo, Leader, LockName, State, Status};
 
 use crate::exit::Failure;
 
@@ -28,7 +28,7 @@ pub(crate) fn error(failure: &Failure, colors: bool) -> String {
 /// It says nothing about the lease, which the holder renews unseen, unless the holder is no process.
 pub(crate) fn waiting(name: &str, held: &HolderInfo, width: Option<usize>) -> String {
     let mut times = String::new();
-    if let Some(time) = held.held_for {
+    if let Some(time) = held.held_for.filter(|_| !held.in_cooldown) {
         let _ = write!(times, ", held {}", span(time));
     }
     if let Some(limit) = held.max_hold() {
@@ -156,7 +156,8 @@ pub(crate) fn table(locks: &[Status], width: Option<usize>, colors: bool) -> Str
             status.name.to_string(),
             StateView::of(&status.state).as_str().to_owned(),
             held.filter(|held| !held.in_cooldown).and_then(held_and_limit).unwrap_or_else(dash),
-            held.and_then(|held| held.lapses_within)
+            held.filter(|_| !matches!(status.state, State::Lapsed(_)))
+                .and_then(|held| held.lapses_within)
                 .map_or_else(dash, |left| format!("<= {}", span_up(left))),
             if status.waiters.is_empty() { dash() } else { status.waiters.len().to_string() },
             held.map_or_else(dash, |held| match &held.last_holder {
@@ -223,8 +224,11 @@ pub(crate) fn lock(status: &Status, state: Option<&str>) -> String {
         if let Some(age) = held.free_for {
             row("free", span(age));
         }
-        if let Some(left) = held.lapses_within {
-            row("lease", format!("<= {}", span_up(left)));
+        match (&status.state, held.lapses_within, held.lapsed_for) {
+            (State::Lapsed(_), _, Some(ago)) => row("lease", format!("lapsed for {}", span(ago))),
+            (State::Lapsed(_), ..) => row("lease", "lapsed".to_owned()),
+            (_, Some(left), _) => row("lease", format!("<= {}", span_up(left))),
+            _ => {}
         }
     }
     if let Some(token) = status.latest_token() {
@@ -256,6 +260,13 @@ pub(crate) fn leader(leader: Option<&Leader>) -> String {
 
 /// Returns a table of the most recent ended grants, newest first.
 pub(crate) fn history(status: &Status) -> String {
+    if status.history.is_empty() {
+        let name = &status.name;
+        return match status.token {
+            Some(_) => format!("no grant of {name} has ended yet\n"),
+            None => format!("the store has no record of a lock {name}\n"),
+        };
+    }
     let mut rows = vec![["TOKEN", "END", "FROM", "UNTIL", "HOLDER"].map(str::to_owned)];
     for past in &status.history {
         let mut holder = past.holder.to_string();

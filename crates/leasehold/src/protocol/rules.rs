@@ -346,9 +346,12 @@ pub(crate) fn grant(
     if previous.is_none_or(|previous| previous.unconfirmed) && floor_us.is_none() {
         return Err(Fault::new(
             ErrorKind::Unsupported,
-            "the store's responses contain no time (no `Date` header), so the fencing token of a new lock might not be higher than earlier ones",
+            "the store has shown no time, so the fencing token of a new lock might not be higher than earlier ones",
         )
-        .with_help("use a store, or a proxy in front of it, that sends the Date header"));
+        .with_help(
+            "in a directory, the user may lack the permission to create files; over HTTP, a proxy may remove the Date \
+             header; `leasehold doctor` tells which",
+        ));
     }
     let token = Token::new(counted.max(by_clock.unwrap_or(0))).ok_or_else(|| {
         Fault::new(
