@@ -67,26 +67,31 @@ impl Locker {
     }
 
     /// Returns the lock called `name`. Sends no request. If the name is invalid, the acquisition fails.
+    #[must_use]
     pub fn lock(&self, name: impl Into<String>) -> Lock {
         Lock::new(self.0.lock(name))
     }
 
     /// Returns the locks with these names, to acquire together. See [`crate::Locker::lock_all`].
+    #[must_use]
     pub fn lock_all(&self, names: impl IntoIterator<Item = impl Into<String>>) -> Locks {
         Locks::new(self.0.lock_all(names))
     }
 
     /// Returns the semaphore called `name` with `permits` permits. See [`crate::Locker::semaphore`].
+    #[must_use]
     pub fn semaphore(&self, name: impl Into<String>, permits: usize) -> Semaphore {
         self.lock(name).semaphore(permits)
     }
 
     /// Returns the readers-writer lock called `name`. See [`crate::Locker::rw_lock`].
+    #[must_use]
     pub fn rw_lock(&self, name: impl Into<String>) -> RwLock {
         self.lock(name).rw_lock()
     }
 
     /// Returns the election called `name`. See [`crate::Locker::election`].
+    #[must_use]
     pub fn election(&self, name: impl Into<String>) -> Election {
         self.lock(name).election()
     }
