@@ -61,6 +61,7 @@ impl Nested {
 /// # Ok::<_, leasehold::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum OnDeadlock {
     /// One of the waiters fails with [`ErrorKind::Deadlock`](crate::ErrorKind::Deadlock): the one whose hold has the
     /// highest token. On most stores, this is the latest hold.
