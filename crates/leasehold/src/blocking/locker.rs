@@ -171,6 +171,14 @@ impl Locker {
         wait(self.0.release(ticket))
     }
 
+    /// Releases the lock of `ticket`, because the work took too long. See [`crate::Locker::release_at_limit`].
+    ///
+    /// # Errors
+    /// Returns the same errors as [`crate::Locker::release`].
+    pub fn release_at_limit(&self, ticket: &Ticket) -> Result<Released> {
+        wait(self.0.release_at_limit(ticket))
+    }
+
     /// Releases the lock of `ticket` with a cooldown. See [`crate::Locker::release_with_cooldown`].
     ///
     /// # Errors
@@ -179,7 +187,7 @@ impl Locker {
         wait(self.0.release_with_cooldown(ticket, cooldown))
     }
 
-    /// Withdraws the acquisition of `name` that was started with this `id` by
+    /// Withdraws the acquisition of `name` that was started with this `secret` by
     /// [`Lock::acquire_ticket`](super::Lock::acquire_ticket). See [`crate::Locker::withdraw`].
     ///
     /// # Errors
@@ -221,6 +229,11 @@ impl Locker {
     /// Returns the underlying store.
     pub fn store(&self) -> &Arc<dyn LeaseStore> {
         self.0.store()
+    }
+
+    /// Returns the part of the URL that identifies the store. See [`crate::Locker::store_id`].
+    pub fn store_id(&self) -> Option<&str> {
+        self.0.store_id()
     }
 
     /// Returns the URL with which the store was opened, without passwords.
