@@ -59,7 +59,8 @@ class Surface:
         elif kind in ("enum", "trait"):
             parts, text = it["variants" if kind == "enum" else "items"], text + self.bounds(it.get("bounds", []), ": ")
         elif kind == "function":
-            kind, text = "fn", self.signature(it, words) + (" { default }" if parent == "trait" and it["has_body"] else "")
+            kind, text = "fn", self.signature(it, words)
+            text += " { default }" if parent == "trait" and it["has_body"] else ""
         elif kind == "struct_field":
             kind, text = "field", f": {self.type(it)}"
         elif kind in ("constant", "assoc_const"):
@@ -82,7 +83,8 @@ class Surface:
                 self.add(item, (*self.names[of].split("::"), item["name"]))
             return
         name = trait["path"].split("::")[-1]
-        if it["blanket_impl"] or name in DERIVED or it["is_synthetic"] and not (it["is_negative"] and name in AUTOMATIC):
+        is_lack = it["is_negative"] and name in AUTOMATIC
+        if it["blanket_impl"] or name in DERIVED or it["is_synthetic"] and not is_lack:
             return
         types = [(item["name"], item["inner"]["assoc_type"]["type"]) for item in items if "assoc_type" in item["inner"]]
         types = "".join(f" {{ {name} = {self.type(type)} }}" for name, type in types)
@@ -168,7 +170,8 @@ class Surface:
             case "impl_trait":
                 return f"impl {self.bounds(it)}"
             case "dyn_trait":
-                return "dyn " + " + ".join([self.path(of["trait"]) for of in it["traits"]] + [it["lifetime"] or ""]).rstrip("+ ")
+                parts = [self.path(of["trait"]) for of in it["traits"]] + [it["lifetime"]]
+                return f"dyn {' + '.join(filter(None, parts))}"
             case "borrowed_ref":
                 return f"&{self.lifetime(it['lifetime'])}{'mut ' * it['is_mutable']}{self.type(it['type'])}"
             case "qualified_path":
@@ -195,7 +198,9 @@ def rustdoc(arguments):
 def main():
     if "--crate-name" in sys.argv:
         rustdoc(sys.argv[1:])
-    environment = os.environ | {"RUSTDOC": str(ROOT / ".ci/surface.py"), "RUSTDOCFLAGS": "-D warnings"}
+    # The flag --cfg tells Cargo that this is another build than that of a plain `cargo doc`, which writes no JSON.
+    flags = "-D warnings --cfg surface"
+    environment = os.environ | {"RUSTDOC": str(ROOT / ".ci/surface.py"), "RUSTDOCFLAGS": flags}
     build = ["cargo", "doc", "--workspace", "--all-features", "--no-deps"]
     if subprocess.run(build, cwd=ROOT, env=environment, check=False).returncode != 0:
         sys.exit(1)
@@ -209,8 +214,8 @@ def main():
         LIST.write_text(text)
     known = LIST.read_text() if LIST.exists() else ""
     difference = list(difflib.unified_diff(known.splitlines(), text.splitlines(), "reviewed", "now", n=0, lineterm=""))
-    print("\n".join(difference))
     if difference:
+        print(*difference, sep="\n")
         print("surface: public items changed. If this is meant, run .ci/surface.py --update, and commit the list")
     if surface.foreign - FOREIGN:
         print(f"surface: types of {', '.join(surface.foreign - FOREIGN)} are in the public interface")
