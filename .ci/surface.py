@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Builds the documentation, and compares the public items of the library with .ci/surface.txt, so that reviewers see
-each change of them. `.ci/surface.py --update` writes the list.
+"""Builds the documentation, and compares the public items and features of the library with .ci/surface.txt, so that
+reviewers see each change of them. `.ci/surface.py --update` writes the list.
 
 rustdoc describes the items as JSON, in a format that is not stable: a newer Rust may have another FORMAT. The crate
 public-api reads only the format of the newest nightly Rust. Cargo calls this file in place of rustdoc. It calls rustdoc
@@ -13,6 +13,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CRATE, LIST, FORMAT = "leasehold", ROOT / ".ci/surface.txt", 57  # Rust 1.95
@@ -209,6 +210,9 @@ def main():
     if described["format_version"] != FORMAT:
         print(f"surface: this script was written for format {FORMAT} of rustdoc, not {described['format_version']}")
     surface = Surface(described)
+    features = tomllib.loads((ROOT / "crates" / CRATE / "Cargo.toml").read_text())["features"]
+    surface.lines |= {((), 2, f"feature {name}") for name in features if not name.startswith("_")}
+    surface.lines.add(((), 3, f"default features: {', '.join(features['default'])}"))
     text = "".join(f"{line}\n" for _, _, line in sorted(surface.lines))
     if "--update" in sys.argv:
         LIST.write_text(text)
