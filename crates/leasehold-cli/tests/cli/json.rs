@@ -28,13 +28,13 @@ impl Shapes {
         assert!(!text.is_empty(), "{command} printed nothing");
         for line in text.lines() {
             let document: Value = serde_json::from_str(line).unwrap();
-            let kind = document["type"].as_str().unwrap_or("(no type)");
-            self.0.entry(format!("{command}: {kind}")).or_default().add("", &document);
+            let kind = document["type"].as_str().unwrap_or("file");
+            self.0.entry(format!("{command} {kind}")).or_default().add("", &document);
         }
     }
 
     fn text(&self) -> String {
-        self.0.iter().map(|(heading, shape)| format!("{heading}\n{}", shape.text())).collect()
+        self.0.iter().flat_map(|(printed, shape)| shape.lines(printed)).collect()
     }
 }
 
@@ -60,15 +60,15 @@ impl Shape {
         }
     }
 
-    fn text(&self) -> String {
-        let line = |(path, (count, kinds)): (&String, &(usize, BTreeSet<&str>))| {
+    /// Returns a line for each field. It begins with what `printed` the document, so that no two lines are equal.
+    fn lines(&self, printed: &str) -> impl Iterator<Item = String> {
+        self.fields.iter().filter_map(move |(path, (count, kinds))| {
             let parent = path.rfind('.').map(|dot| &path[..dot])?;
             let is_missing = !path.ends_with("[]") && *count < self.objects[parent];
             let missing = if is_missing { ", or missing" } else { "" };
             let kinds = kinds.iter().copied().collect::<Vec<_>>().join(" or ");
-            Some(format!("    {}: {kinds}{missing}\n", &path[1..]))
-        };
-        self.fields.iter().filter_map(line).collect()
+            Some(format!("{printed}: {}: {kinds}{missing}\n", &path[1..]))
+        })
     }
 }
 
