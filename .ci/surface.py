@@ -2,10 +2,12 @@
 """Builds the documentation, and compares the public items and features of the library with .ci/surface.txt, so that
 reviewers see each change of them. `.ci/surface.py --update` writes the list.
 
-rustdoc describes the items as JSON, in a format that is not stable: a newer Rust may have another FORMAT. The crate
-public-api reads only the format of the newest nightly Rust. Cargo calls this file in place of rustdoc. It calls rustdoc
-as Cargo asks, and for the library a second time, for the JSON. So the dependencies are only built once: with
-RUSTC_BOOTSTRAP, which the JSON needs, in its own environment, or for a single package, Cargo would build them again."""
+rustdoc describes the items as JSON, in a format that is not stable: a newer Rust may have another FORMAT. Each version
+of the crate public-api reads one format too, and takes 13 s of processor time to build; this script takes 0.5 s.
+
+Cargo calls this file in place of rustdoc. It calls rustdoc as Cargo asks, and for the library a second time, for the
+JSON. So the dependencies are only built once: with RUSTC_BOOTSTRAP, which the JSON needs, in its own environment, or
+for a single package, Cargo would build them again."""
 
 import difflib
 import json
