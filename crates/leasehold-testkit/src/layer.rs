@@ -15,7 +15,9 @@
 //!         &self.0
 //!     }
 //!     fn capabilities(&self) -> RegisterCapabilities {
-//!         RegisterCapabilities { trusted: false, ..self.0.capabilities() }
+//!         let mut capabilities = self.0.capabilities();
+//!         capabilities.trusted = false;
+//!         capabilities
 //!     }
 //! }
 //!

@@ -575,6 +575,7 @@ fn kept(text: &str) -> String {
 
 impl Locker {
     /// Returns the lock called `name`. Sends no request. If the name is invalid, the acquisition fails.
+    #[must_use]
     pub fn lock(&self, name: impl Into<String>) -> Lock {
         Lock::new(self.clone(), name.into())
     }

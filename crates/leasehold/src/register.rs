@@ -132,7 +132,8 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
 
     /// Returns the version that a write of these bytes gives, if it depends only on the bytes, so that another write of
     /// the same bytes gives the same version. Returns `None` by default.
-    fn version_of(&self, _bytes: &[u8]) -> Option<Version> {
+    fn version_of(&self, bytes: &[u8]) -> Option<Version> {
+        let _ = bytes;
         None
     }
 
@@ -421,6 +422,7 @@ pub enum Deleted {
 /// # }).unwrap();
 /// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct RegisterCapabilities {
     /// The store's kind, for people: `S3`, `memory`.
     pub store: &'static str,
@@ -435,4 +437,11 @@ pub struct RegisterCapabilities {
     pub metadata: Option<usize>,
     /// How often a waiter may read. Longer than zero.
     pub poll_interval: PollInterval,
+}
+
+impl RegisterCapabilities {
+    /// Creates the capabilities of a register that is not trusted, and has no generations and no metadata.
+    pub const fn new(store: &'static str, poll_interval: PollInterval) -> Self {
+        Self { store, trusted: false, generations: false, metadata: None, poll_interval }
+    }
 }

@@ -9,6 +9,7 @@ mod schemes;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::str::FromStr;
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 
@@ -269,6 +270,14 @@ fn decoded(text: &str) -> Result<String, Error> {
         _ => Err(Error::invalid(
             "a part of the store URL is not UTF-8 when percent-decoded, or contains a NUL",
         )),
+    }
+}
+
+impl FromStr for StoreUrl {
+    type Err = Error;
+
+    fn from_str(url: &str) -> Result<Self, Error> {
+        Self::parse(url)
     }
 }
 

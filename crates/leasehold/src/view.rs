@@ -55,7 +55,7 @@ fn is_longer_than_usual(status: &Status) -> bool {
 
 /// The state of a lock, in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "_schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum StateView {
     /// It can be acquired.
@@ -96,14 +96,14 @@ impl StateView {
 
 /// A lock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "_schema", derive(utoipa::ToSchema))]
 pub struct LockView {
     /// The name.
     pub lock: String,
     /// Whether it is free, held, reserved, in a cooldown or lapsed.
     pub state: StateView,
     /// The token of the current grant or of the latest one.
-    #[cfg_attr(feature = "schema", schema(value_type = Option<u64>))]
+    #[cfg_attr(feature = "_schema", schema(value_type = Option<u64>))]
     pub token: Option<Token>,
     /// Who holds it; null if it is free.
     pub held_by: Option<HolderView>,
@@ -122,7 +122,7 @@ pub struct LockView {
 
 /// A lock with its latest grants.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "_schema", derive(utoipa::ToSchema))]
 pub struct LockDetail {
     /// The lock.
     #[serde(flatten)]
@@ -134,13 +134,13 @@ pub struct LockDetail {
 
 /// Who has a lock.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "_schema", derive(utoipa::ToSchema))]
 #[serde(default)]
 pub struct HolderView {
     /// Null if it is unknown.
     pub holder: Option<Holder>,
     /// The token; null if it is unknown.
-    #[cfg_attr(feature = "schema", schema(value_type = Option<u64>))]
+    #[cfg_attr(feature = "_schema", schema(value_type = Option<u64>))]
     pub token: Option<Token>,
     /// How long it has been held; null if it is reserved.
     pub held_ms: Option<u64>,
@@ -171,7 +171,7 @@ pub struct HolderView {
 
 /// A process that waits in line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "_schema", derive(utoipa::ToSchema))]
 pub struct WaiterView {
     /// The process.
     pub holder: Holder,

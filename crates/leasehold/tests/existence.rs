@@ -254,7 +254,9 @@ impl Layer for NoGenerations {
         &*self.0
     }
     fn capabilities(&self) -> RegisterCapabilities {
-        RegisterCapabilities { generations: false, ..self.0.capabilities() }
+        let mut capabilities = self.0.capabilities();
+        capabilities.generations = false;
+        capabilities
     }
 }
 
@@ -358,8 +360,10 @@ impl Layer for Flawed {
         }
     }
     fn capabilities(&self) -> RegisterCapabilities {
-        let generations = self.flaw != Flaw::NoGenerations;
-        RegisterCapabilities { trusted: false, generations, ..self.inner.capabilities() }
+        let mut capabilities = self.inner.capabilities();
+        capabilities.trusted = false;
+        capabilities.generations = self.flaw != Flaw::NoGenerations;
+        capabilities
     }
 }
 

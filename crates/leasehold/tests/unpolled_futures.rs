@@ -28,8 +28,10 @@ impl Layer for Remote {
         &*self.0
     }
     fn capabilities(&self) -> RegisterCapabilities {
-        let poll_interval = PollInterval { min: SECOND / 10, max: SECOND * 2 };
-        RegisterCapabilities { poll_interval, trusted: false, ..self.0.capabilities() }
+        let mut capabilities = self.0.capabilities();
+        capabilities.poll_interval = PollInterval { min: SECOND / 10, max: SECOND * 2 };
+        capabilities.trusted = false;
+        capabilities
     }
 }
 

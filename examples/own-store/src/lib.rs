@@ -129,14 +129,13 @@ impl Register for MapRegister {
     }
 
     fn capabilities(&self) -> RegisterCapabilities {
-        RegisterCapabilities {
-            store: "map",
-            // One lock decides about all writes. A client of a server that you do not know says `false`.
-            trusted: true,
-            generations: true,
-            metadata: Some(2_048),
-            poll_interval: PollInterval { min: Duration::from_millis(5), max: Duration::from_millis(100) },
-        }
+        let poll_interval = PollInterval { min: Duration::from_millis(5), max: Duration::from_millis(100) };
+        let mut capabilities = RegisterCapabilities::new("map", poll_interval);
+        // One lock decides about all writes. A client of a server that you do not know leaves this `false`.
+        capabilities.trusted = true;
+        capabilities.generations = true;
+        capabilities.metadata = Some(2_048);
+        capabilities
     }
 }
 

@@ -129,17 +129,23 @@ fn words_of_other_tools_lead_to_ours() {
 #[test]
 #[cfg(feature = "all-stores")] // With fewer stores, `help stores` differs.
 fn every_help_text_is_the_one_that_was_reviewed() {
-    const UPDATE: &str = "UPDATE_HELP";
     let sandbox = Sandbox::new();
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/help");
-    let update = std::env::var_os(UPDATE).is_some();
     let pages = SUBCOMMANDS.iter().chain(&["exit-codes", "environment", "stores"]);
     let pages = pages.map(|page| ((*page).to_owned(), format!("help {page}")));
     let pages = pages.chain([("run-short".to_owned(), "run -h".to_owned())]);
+    let pages = std::iter::once(("leasehold".to_owned(), "--help".to_owned())).chain(pages);
+    assert_reviewed(pages.map(|(page, words)| (page, sandbox.run(&words).expect(0).stdout)));
+}
+
+/// Compares texts with the files in `tests/help` that have these names.
+#[track_caller]
+pub(super) fn assert_reviewed(texts: impl IntoIterator<Item = (String, String)>) {
+    const UPDATE: &str = "UPDATE_HELP";
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/help");
+    let update = std::env::var_os(UPDATE).is_some();
     let mut wrong = String::new();
-    for (page, words) in std::iter::once(("leasehold".to_owned(), "--help".to_owned())).chain(pages) {
-        let file = folder.join(format!("{page}.txt"));
-        let text = sandbox.run(&words).expect(0).stdout;
+    for (name, text) in texts {
+        let file = folder.join(format!("{name}.txt"));
         if update {
             std::fs::write(&file, &text).unwrap();
         }
@@ -155,7 +161,6 @@ fn every_help_text_is_the_one_that_was_reviewed() {
 }
 
 /// Returns the lines that differ between two texts.
-#[cfg(feature = "all-stores")]
 fn difference(old: &str, new: &str) -> String {
     let (old, new): (Vec<_>, Vec<_>) = (old.lines().collect(), new.lines().collect());
     let only = |sign: char, these: &[&str], others: &[&str]| -> String {

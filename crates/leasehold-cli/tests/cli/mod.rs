@@ -6,6 +6,7 @@ pub(crate) mod deadlock;
 mod doctor;
 mod elect;
 mod help;
+mod json;
 mod listing;
 mod loss;
 mod max_hold;

@@ -74,7 +74,9 @@ impl Register for MapRegister {
 
     fn capabilities(&self) -> RegisterCapabilities {
         let poll_interval = PollInterval { min: Duration::from_millis(10), max: Duration::from_millis(100) };
-        RegisterCapabilities { store: "map", trusted: true, generations: true, metadata: None, poll_interval }
+        let mut capabilities = RegisterCapabilities::new("map", poll_interval);
+        (capabilities.trusted, capabilities.generations) = (true, true);
+        capabilities
     }
 }
 

@@ -199,7 +199,8 @@ impl Register for Recorder {
 
     fn capabilities(&self) -> RegisterCapabilities {
         // Polls like a store behind a network. With the memory store's interval, a history would consist of polls.
-        let poll_interval = PollInterval { min: Duration::from_millis(50), max: LONGEST_POLL };
-        RegisterCapabilities { poll_interval, ..self.inner.capabilities() }
+        let mut capabilities = self.inner.capabilities();
+        capabilities.poll_interval = PollInterval { min: Duration::from_millis(50), max: LONGEST_POLL };
+        capabilities
     }
 }

@@ -122,21 +122,25 @@ impl Lock {
     }
 
     /// Returns a job that runs once per `period`. See [`crate::Lock::once_per`].
+    #[must_use]
     pub fn once_per(self, period: Duration) -> OncePer {
         OncePer::new(self.lock.once_per(period))
     }
 
     /// Returns a semaphore with this name and these settings. See [`crate::Lock::semaphore`].
+    #[must_use]
     pub fn semaphore(self, permits: usize) -> Semaphore {
         Semaphore::new(self.lock.semaphore(permits))
     }
 
     /// Returns a readers-writer lock with this name and these settings. See [`crate::Lock::rw_lock`].
+    #[must_use]
     pub fn rw_lock(self) -> RwLock {
         RwLock::new(self.lock.rw_lock())
     }
 
     /// Returns an election with this name and these settings. See [`crate::Lock::election`].
+    #[must_use]
     pub fn election(self) -> Election {
         Election::new(self.lock.election())
     }

@@ -67,26 +67,31 @@ impl Locker {
     }
 
     /// Returns the lock called `name`. Sends no request. If the name is invalid, the acquisition fails.
+    #[must_use]
     pub fn lock(&self, name: impl Into<String>) -> Lock {
         Lock::new(self.0.lock(name))
     }
 
     /// Returns the locks with these names, to acquire together. See [`crate::Locker::lock_all`].
+    #[must_use]
     pub fn lock_all(&self, names: impl IntoIterator<Item = impl Into<String>>) -> Locks {
         Locks::new(self.0.lock_all(names))
     }
 
     /// Returns the semaphore called `name` with `permits` permits. See [`crate::Locker::semaphore`].
+    #[must_use]
     pub fn semaphore(&self, name: impl Into<String>, permits: usize) -> Semaphore {
         self.lock(name).semaphore(permits)
     }
 
     /// Returns the readers-writer lock called `name`. See [`crate::Locker::rw_lock`].
+    #[must_use]
     pub fn rw_lock(&self, name: impl Into<String>) -> RwLock {
         self.lock(name).rw_lock()
     }
 
     /// Returns the election called `name`. See [`crate::Locker::election`].
+    #[must_use]
     pub fn election(&self, name: impl Into<String>) -> Election {
         self.lock(name).election()
     }
@@ -166,6 +171,14 @@ impl Locker {
         wait(self.0.release(ticket))
     }
 
+    /// Releases the lock of `ticket`, because the work took too long. See [`crate::Locker::release_at_limit`].
+    ///
+    /// # Errors
+    /// Returns the same errors as [`crate::Locker::release`].
+    pub fn release_at_limit(&self, ticket: &Ticket) -> Result<Released> {
+        wait(self.0.release_at_limit(ticket))
+    }
+
     /// Releases the lock of `ticket` with a cooldown. See [`crate::Locker::release_with_cooldown`].
     ///
     /// # Errors
@@ -174,7 +187,7 @@ impl Locker {
         wait(self.0.release_with_cooldown(ticket, cooldown))
     }
 
-    /// Withdraws the acquisition of `name` that was started with this `id` by
+    /// Withdraws the acquisition of `name` that was started with this `secret` by
     /// [`Lock::acquire_ticket`](super::Lock::acquire_ticket). See [`crate::Locker::withdraw`].
     ///
     /// # Errors
@@ -216,6 +229,11 @@ impl Locker {
     /// Returns the underlying store.
     pub fn store(&self) -> &Arc<dyn LeaseStore> {
         self.0.store()
+    }
+
+    /// Returns the part of the URL that identifies the store. See [`crate::Locker::store_id`].
+    pub fn store_id(&self) -> Option<&str> {
+        self.0.store_id()
     }
 
     /// Returns the URL with which the store was opened, without passwords.

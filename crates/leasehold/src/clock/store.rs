@@ -18,6 +18,7 @@ use super::{Moment, RATE_ERROR, micros};
 /// assert!(time.apart.is_zero());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct StoreTime {
     /// The clock reads at least this.
     pub lo_us: u64,

@@ -18,7 +18,7 @@ pub fn lock_name(data: &[u8]) {
         }
     };
     assert_eq!(name.as_str(), text);
-    assert_readable(&name.to_string());
+    assert_readable(&format!("{name}"));
     assert!((1..=LockName::MAX_BYTES).contains(&name.as_str().len()));
     assert!(!name.as_str().split('/').any(|segment| matches!(segment, "" | "." | "..")), "{name}");
     let json = serde_json::to_string(&name).unwrap();

@@ -60,6 +60,7 @@ impl Lock {
 impl Locker {
     /// Returns the election called `name`, which is a lock of that name. Sends no request. If the name is invalid, the
     /// methods of the election report it.
+    #[must_use]
     pub fn election(&self, name: impl Into<String>) -> Election {
         self.lock(name).election()
     }

@@ -72,6 +72,7 @@ impl Lock {
 impl Locker {
     /// Returns the locks with these names, from 1 to [`Locks::MAX_NAMES`], to acquire together. Sends no request. If a
     /// name is invalid or occurs twice, acquisitions fail.
+    #[must_use]
     pub fn lock_all(&self, names: impl IntoIterator<Item = impl Into<String>>) -> Locks {
         let names = names.into_iter().map(Into::into).collect();
         Locks { lock: self.lock(""), names, on_wait_for: None }

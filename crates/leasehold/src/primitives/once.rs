@@ -150,6 +150,7 @@ impl Lock {
     /// and at most [`OncePer::LONGEST`]. If it is invalid, the job fails when it is run.
     ///
     /// Requires a store with cooldowns ([`Capabilities::cooldowns`](crate::lease::Capabilities::cooldowns)).
+    #[must_use]
     pub fn once_per(self, period: Duration) -> OncePer {
         OncePer { lock: self, period, cooldown_after_failure: false }
     }

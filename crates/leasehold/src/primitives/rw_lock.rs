@@ -94,6 +94,7 @@ impl Lock {
 
 impl Locker {
     /// Returns the readers-writer lock called `name`. Sends no request. If the name is invalid, acquisitions fail.
+    #[must_use]
     pub fn rw_lock(&self, name: impl Into<String>) -> RwLock {
         self.lock(name).rw_lock()
     }

@@ -72,6 +72,7 @@ impl Lock {
 impl Locker {
     /// Returns the semaphore called `name` with `permits` permits, from 1 to [`Semaphore::MAX_PERMITS`]. Sends no
     /// request. If the name or the number is invalid, acquisitions fail.
+    #[must_use]
     pub fn semaphore(&self, name: impl Into<String>, permits: usize) -> Semaphore {
         self.lock(name).semaphore(permits)
     }

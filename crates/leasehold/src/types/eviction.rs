@@ -23,7 +23,7 @@ const MAX_TEXT: usize = 200;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(
-    feature = "schema",
+    feature = "_schema",
     derive(utoipa::ToSchema),
     schema(description = "Why an operator evicted a holder. Text \
     from others: show it as text, never as markup.")

@@ -103,6 +103,12 @@ impl From<LockName> for String {
     }
 }
 
+impl AsRef<str> for LockName {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
 impl Borrow<str> for LockName {
     fn borrow(&self) -> &str {
         &self.0

@@ -8,13 +8,17 @@ use super::token::Token;
 
 /// A lock that a waiter holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(description = "A lock that a waiter holds."))]
+#[cfg_attr(
+    feature = "_schema",
+    derive(utoipa::ToSchema),
+    schema(description = "A lock that a waiter holds.")
+)]
 pub struct HeldLock {
     /// The name of the lock.
-    #[cfg_attr(feature = "schema", schema(value_type = String))]
+    #[cfg_attr(feature = "_schema", schema(value_type = String))]
     pub name: LockName,
     /// The token of the grant, as the store records it.
-    #[cfg_attr(feature = "schema", schema(value_type = u64))]
+    #[cfg_attr(feature = "_schema", schema(value_type = u64))]
     pub token: Token,
 }
 
@@ -22,7 +26,7 @@ pub struct HeldLock {
 /// limit does. See [`Lock::while_holding`](crate::Lock::while_holding).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(
-    feature = "schema",
+    feature = "_schema",
     derive(utoipa::ToSchema),
     schema(
         description = "What a waiter tells about the locks that it holds until it gets the one that it waits for."
@@ -30,14 +34,14 @@ pub struct HeldLock {
 )]
 pub struct Nested {
     /// The locks, at most eight.
-    #[cfg_attr(feature = "schema", schema(max_items = 8))]
+    #[cfg_attr(feature = "_schema", schema(max_items = 8))]
     pub holds: Vec<HeldLock>,
     /// Identifies the acquisition, even if it starts over with another claim.
-    #[cfg_attr(feature = "schema", schema(value_type = String))]
+    #[cfg_attr(feature = "_schema", schema(value_type = String))]
     pub id: Id,
     /// The cycles that this waiter has seen before it took its present place in the line.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[cfg_attr(feature = "schema", schema(value_type = Vec<String>, max_items = 8))]
+    #[cfg_attr(feature = "_schema", schema(value_type = Vec<String>, max_items = 8))]
     pub seen: Vec<Id>,
     /// Whether it waits even in a cycle.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -61,6 +65,7 @@ impl Nested {
 /// # Ok::<_, leasehold::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum OnDeadlock {
     /// One of the waiters fails with [`ErrorKind::Deadlock`](crate::ErrorKind::Deadlock): the one whose hold has the
     /// highest token. On most stores, this is the latest hold.

@@ -23,7 +23,7 @@ use super::token::Token;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(
-    feature = "schema",
+    feature = "_schema",
     derive(utoipa::ToSchema),
     schema(description = "A holder or a waiter, as it described \
     itself. Text from others: show it as text, never as markup.")
@@ -371,13 +371,13 @@ impl State {
 /// # }).unwrap();
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(description = "A grant that has ended."))]
+#[cfg_attr(feature = "_schema", derive(utoipa::ToSchema), schema(description = "A grant that has ended."))]
 pub struct PastGrant {
     /// The fencing token.
-    #[cfg_attr(feature = "schema", schema(value_type = u64))]
+    #[cfg_attr(feature = "_schema", schema(value_type = u64))]
     pub token: Token,
     /// The id of the claim that was granted.
-    #[cfg_attr(feature = "schema", schema(value_type = String))]
+    #[cfg_attr(feature = "_schema", schema(value_type = String))]
     pub grant: Id,
     /// The holder.
     pub holder: Holder,
@@ -408,7 +408,7 @@ pub struct PastGrant {
 /// # }).unwrap();
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(description = "How a grant ended."))]
+#[cfg_attr(feature = "_schema", derive(utoipa::ToSchema), schema(description = "How a grant ended."))]
 #[serde(rename_all = "lowercase")]
 pub enum End {
     /// The holder released the lock.

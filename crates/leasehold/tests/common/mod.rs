@@ -33,7 +33,9 @@ impl Layer for Paced {
         &self.0
     }
     fn capabilities(&self) -> RegisterCapabilities {
-        RegisterCapabilities { poll_interval: POLL_INTERVAL, ..self.0.capabilities() }
+        let mut capabilities = self.0.capabilities();
+        capabilities.poll_interval = POLL_INTERVAL;
+        capabilities
     }
 }
 
