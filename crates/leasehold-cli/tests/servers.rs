@@ -81,7 +81,7 @@ fn ended(holder: Holder) {
 }
 
 fn an_eviction(sandbox: &Sandbox, url: &str) {
-    let holder = held(sandbox, url, "deploy/prod --ttl 10s");
+    let holder = held(sandbox, url, "deploy/prod --ttl 20s");
     let refused = sandbox.run(&format!("run -n -s {url} deploy/prod -- true")).expect(123);
     assert!(refused.stderr.contains("tester@"), "{refused:?}");
     let listed = sandbox.run(&format!("ls -s {url}")).expect(0).stdout;

@@ -223,13 +223,10 @@ impl Register for Client {
     }
 
     fn capabilities(&self) -> RegisterCapabilities {
-        RegisterCapabilities {
-            store: "flawed",
-            trusted: !self.is(IsNotTrusted),
-            generations: false,
-            metadata: None,
-            poll_interval: PollInterval { min: Duration::from_millis(5), max: Duration::from_millis(50) },
-        }
+        let poll_interval = PollInterval { min: Duration::from_millis(5), max: Duration::from_millis(50) };
+        let mut capabilities = RegisterCapabilities::new("flawed", poll_interval);
+        capabilities.trusted = !self.is(IsNotTrusted);
+        capabilities
     }
 }
 

@@ -126,7 +126,7 @@ fn ls_filters_by_state_and_counts_waiters() {
     let cooldown = sandbox.run("ls nightly").expect(0).stdout;
     assert!(cooldown.contains("  after tester@"), "{cooldown}");
     let cooldown = sandbox.run("show nightly").expect(0).stdout;
-    assert!(cooldown.contains("\nafter    tester@") && cooldown.contains("\nends in  <= 1h\n"), "{cooldown}");
+    assert!(cooldown.contains("\nafter    tester@") && cooldown.contains("\nends in  <= "), "{cooldown}");
     let none = sandbox.run("ls --state lapsed").expect(0);
     assert_eq!((&*none.stdout, &*none.stderr), ("", "no locks are lapsed\n"));
     let wrong = sandbox.run("ls --state busy").expect(2);
