@@ -57,6 +57,12 @@ func storeURL(given string) (string, error) {
 	return "sqlite:" + strings.TrimSuffix(folder, string(filepath.Separator)) + "/" + path, nil
 }
 
+// String returns no URL, because a URL may contain a password.
+func (c *Client) String() string { return "leasehold.Client" }
+
+// GoString is [Client.String].
+func (c *Client) GoString() string { return c.String() }
+
 // Close ends the agent. It releases all locks, and waits until the agent has ended, which takes at most a few seconds.
 // Guards are lost with [LossClosed], and requests fail with [ErrClosed]. Later calls have no effect.
 func (c *Client) Close() error {
@@ -182,6 +188,9 @@ func (c *Client) Lock(name string, options ...Option) *Lock {
 // They are acquired in the order of the bytes of their names, so such acquisitions never wait for each other for ever.
 func (c *Client) LockAll(names []string, options ...Option) *Lock {
 	names = slices.Sorted(slices.Values(names))
+	if names == nil { // The agent would see no names, and ask for one.
+		names = []string{}
+	}
 	return c.lock(names, fields{"locks": names}, options)
 }
 

@@ -48,6 +48,20 @@ func (c *call) guard(ctx context.Context, answer message, lock *Lock) (*Guard, e
 	return g, nil
 }
 
+// String returns the name of the lock, its token, and whether it is held. It reads no clock.
+func (g *Guard) String() string {
+	g.agent.mu.Lock()
+	defer g.agent.mu.Unlock()
+	state := "held"
+	if g.hold.over != nil {
+		state = "over"
+	}
+	return fmt.Sprintf("leasehold.Guard(%s, token %d, %s)", g.hold.name, g.hold.token, state)
+}
+
+// GoString is [Guard.String].
+func (g *Guard) GoString() string { return g.String() }
+
 // Name returns the name of the lock. For a semaphore and a shared lock, it is the name of the permit. For several
 // locks, it has their names, separated by commas.
 func (g *Guard) Name() string { return g.hold.name }

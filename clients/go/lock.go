@@ -23,6 +23,12 @@ type Lock struct {
 // Name returns the name of the lock. For several locks, it returns their names, separated by commas.
 func (l *Lock) Name() string { return strings.Join(l.names, ", ") }
 
+// String returns the name in a form for logs.
+func (l *Lock) String() string { return fmt.Sprintf("leasehold.Lock(%s)", l.Name()) }
+
+// GoString is [Lock.String].
+func (l *Lock) GoString() string { return l.String() }
+
 // Acquire waits for the lock. Release the guard when the work is done:
 //
 //	guard, err := lock.Acquire(ctx)

@@ -425,6 +425,7 @@ func TestInvalidRequestsNameTheCause(t *testing.T) {
 		"longer than":       c.Lock("x", Note(string(make([]byte, maxLine)))),
 		"not_a_store":       open(t, "not_a_store").Lock("x"),
 		"`permits`":         c.Semaphore("x", 65),
+		"a hold of 0 locks": c.LockAll(nil),
 		"MaxHold is 9000h0": c.Lock("x", MaxHold(9_000*time.Hour)),
 	} {
 		_, err := lock.Acquire(ctx)
@@ -434,6 +435,31 @@ func TestInvalidRequestsNameTheCause(t *testing.T) {
 	expect(t, guard.ReleaseWithCooldown(ctx, 9_000*time.Hour), ErrInvalid)
 	must(t, guard.Err())
 	release(t, guard)
+}
+
+// Without String, fmt would print kilobytes of the buffers of the agent, and the URL of the store.
+func TestNothingPrintsTheStoreOrBuffers(t *testing.T) {
+	t.Parallel()
+	c := open(t, newURL(t))
+	guard := acquire(t, c.Lock("x"))
+	want := fmt.Sprintf("leasehold.Guard(x, token %d, held)", guard.Token())
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
+		for value, expected := range map[any]string{
+			c: "leasehold.Client", c.Lock("x"): "leasehold.Lock(x)", c.Election("e"): "leasehold.Lock(e)",
+			guard: want, c.Object("s3://id:secret@bucket/x"): "leasehold.Object",
+		} {
+			if got := fmt.Sprintf(verb, value); got != expected {
+				t.Errorf("%s: %s", verb, got)
+			}
+		}
+		if all := fmt.Sprintf(verb, *c.RWLock("r")); strings.Contains(all, c.store) || len(all) > 200 {
+			t.Errorf("%s: %s", verb, all)
+		}
+	}
+	release(t, guard)
+	if got := fmt.Sprint(guard); !strings.HasSuffix(got, "over)") {
+		t.Error(got)
+	}
 }
 
 // The locks are taken by many goroutines of two clients, each with its agent.

@@ -13,6 +13,12 @@ type Object struct {
 	url    string
 }
 
+// String returns no URL, because a URL may contain a password.
+func (o *Object) String() string { return "leasehold.Object" }
+
+// GoString is [Object.String].
+func (o *Object) GoString() string { return o.String() }
+
 // contentMessage is the content of an object; nil if there is none.
 type contentMessage struct {
 	Content []byte `json:"content"`

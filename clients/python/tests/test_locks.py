@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import gc
 import json
 import os
 import pathlib
@@ -12,6 +14,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -30,6 +33,7 @@ from leasehold_locks import (
     SizeError,
     StoreError,
     _shared,
+    aio,
     open_object,
     serverless,
 )
@@ -81,6 +85,10 @@ def test_lock_has_the_shape_of_threading_lock(locker: Locker) -> None:
     for bad in ({"blocking": False, "timeout": 1}, {"timeout": -2}):
         with pytest.raises(ValueError):
             lock.acquire(**bad)  # type: ignore[arg-type]
+    durations: list[Duration | None] = ["60s", timedelta(minutes=1), 60, -1, None]
+    for duration in durations:
+        assert lock.acquire(timeout=duration)
+        lock.release()
     with lock:
         assert lock.locked()
     assert not lock.locked()
@@ -110,6 +118,27 @@ def test_a_dropped_guard_releases_its_lock(locker: Locker) -> None:
     assert guard is not None
     del guard
     locker.lock("x").guard(timeout=60).release()
+
+
+def test_a_guard_cannot_be_copied(locker: Locker) -> None:
+    with locker.lock("x").hold() as guard:
+        for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="cannot be copied or pickled"):
+                attempt(guard)
+        gc.collect()
+        guard.check()  # A copy would have released the lock.
+
+
+def test_locks_have_a_description() -> None:
+    lockers: list[Locker | aio.Locker] = [Locker("mem:"), aio.Locker("mem:")]
+    for locker in lockers:
+        lock, index = locker.lock("x"), locker.rw_lock("index")
+        assert [repr(item) for item in (locker, lock, lock.hold(), index)] == [
+            "<Locker>",
+            "<Lock 'x'>",
+            "<Holding of <Lock 'x'>>",
+            "<RwLock 'index'>",
+        ]
 
 
 def test_a_lock_is_confirmed_with_a_request(locker: Locker) -> None:
@@ -308,6 +337,15 @@ def test_bad_arguments_get_clear_errors(locker: Locker) -> None:
         assert error.value.kind == "invalid"
     with pytest.raises(StoreError, match="ttl_ms` is not a number of milliseconds"):
         locker.lock("x", ttl=0.1).guard()
+    for permits in (0, -1):
+        with pytest.raises(StoreError, match="`permits` is not an integer from 1 to 64"):
+            locker.semaphore("x", permits).guard()
+    names: list[Any] = [7, b"x", None]
+    for name in names:
+        with pytest.raises(TypeError, match="the name of a lock is a text"):
+            locker.lock(name)
+    with pytest.raises(TypeError, match="a store is a URL such as"):
+        Locker(pathlib.Path("locks.db"))  # type: ignore[arg-type]
     with pytest.raises(StoreError) as denied:
         Locker("redis://user:hunter2@localhost:1/0?nonsense=hunter2").lock("x").guard()
     assert "hunter2" not in str(denied.value) + repr(denied.value)

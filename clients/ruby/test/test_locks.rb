@@ -278,6 +278,13 @@ class TestLocks < LeaseholdTest
     assert_match(/ttl_ms` is not a number of milliseconds/, assert_raises(StoreError) { locker.lock("x", ttl: 0.1) }.message)
   end
 
+  def test_a_number_of_permits_below_one_is_refused
+    [0, -1].each do |permits|
+      refused = assert_raises(StoreError) { locker.semaphore("x", permits).lock }
+      assert_match(/permits` is not an integer from 1 to 64/, refused.message)
+    end
+  end
+
   def test_an_unknown_setting_is_refused
     assert_match(/tll/, assert_raises(ArgumentError) { locker.lock("x", tll: 5) }.message)
   end

@@ -1,6 +1,6 @@
 // Leader election, with observation.
 
-import { Lock, under, type Ask, type Work } from "./lock.js";
+import { Lock, parameters, under, type Ask, type Given, type Work } from "./lock.js";
 import type { Guard } from "./guard.js";
 import { readHolder, type Holder } from "./holder.js";
 import { object, optional, string, token, type Message } from "./message.js";
@@ -45,7 +45,10 @@ export class Election {
   }
 
   /** Waits until this process is the leader, runs `work` as the leader, and resigns. See {@link Lock.using}. */
-  async lead<T>(options: CampaignOptions, work: Work<T>): Promise<T> {
+  async lead<T>(options: CampaignOptions | undefined, work: Work<T>): Promise<T>;
+  async lead<T>(work: Work<T>): Promise<T>;
+  async lead<T>(...given: Given<CampaignOptions, T>): Promise<T> {
+    const [options, work] = parameters(given);
     return under(this.#claim, await this.campaign(options), options.signal, work);
   }
 

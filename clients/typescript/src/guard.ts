@@ -176,6 +176,12 @@ export class Guard implements AsyncDisposable {
     return string(message["ticket"]);
   }
 
+  /** What `console.log` prints. @internal */
+  [Symbol.for("nodejs.util.inspect.custom")](): string {
+    const { lock, token, isHeld } = this.#hold;
+    return `Guard(${JSON.stringify(lock)}, ${token === null ? "" : `token ${token}, `}${isHeld ? "held" : "over"})`;
+  }
+
   /** The loss, if the lock is lost. @internal */
   get loss(): LockLostError | null {
     return this.#hold.loss;

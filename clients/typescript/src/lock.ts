@@ -1,7 +1,7 @@
 // A lock: a name with settings. Semaphores, readers-writer locks and elections are based on it.
 
 import type { Answer, CallOptions } from "./agent.js";
-import { LeaseholdError, LockHeldError, LockLostError, StoreError } from "./errors.js";
+import { InvalidError, LeaseholdError, LockHeldError, LockLostError, StoreError } from "./errors.js";
 import { Guard, settled } from "./guard.js";
 import { milliseconds, type Duration } from "./duration.js";
 import { readHeldBy, readHolder, type Holder } from "./holder.js";
@@ -43,6 +43,16 @@ export type OnceResult<T> =
       readonly againWithinMs: number | null;
     };
 
+/** The parameters of a call that may leave out the options. @internal */
+export type Given<O, T> = readonly [first: O | undefined | Work<T>, second?: Work<T>];
+
+/** Returns the options and the work of a call. Checks the work, because without it nothing would end the hold. @internal */
+export function parameters<O extends object, T>([first, second]: Given<O, T>): readonly [Partial<O>, Work<T>] {
+  const [options, work] = typeof first === "function" ? [undefined, first] : [first, second];
+  if (typeof work !== "function") throw new InvalidError("the work is not a function");
+  return [options ?? {}, work];
+}
+
 /** A lock: a name with settings. The object itself holds nothing. */
 export class Lock {
   readonly #ask: Ask;
@@ -69,10 +79,10 @@ export class Lock {
    * If `work` asks for the same lock again, that call waits, with a warning. With the option `holding`, it rejects with
    * {@link DeadlockError} at once.
    */
-  async using<T>(options: AcquireOptions, work: Work<T>): Promise<T>;
+  async using<T>(options: AcquireOptions | undefined, work: Work<T>): Promise<T>;
   async using<T>(work: Work<T>): Promise<T>;
-  async using<T>(first: AcquireOptions | Work<T>, second?: Work<T>): Promise<T> {
-    const [options, work] = typeof first === "function" ? [{}, first] : [first, second as Work<T>];
+  async using<T>(...given: Given<AcquireOptions, T>): Promise<T> {
+    const [options, work] = parameters(given);
     return under(this.#claim, await this.acquire(options), options.signal, work);
   }
 
@@ -97,6 +107,7 @@ export class Lock {
    * within the same period. Rejects with {@link StoreError} if the job ran, but the run could not be recorded.
    */
   async once<T>(options: OnceOptions, work: Work<T>): Promise<OnceResult<T>> {
+    parameters([options, work]);
     const { per, noWait, cooldownAfterFailure, ...rest } = options;
     const period = milliseconds("per", per);
     if (!noWait && span("wait", options.wait) !== 0) warnNested(this.#claim);

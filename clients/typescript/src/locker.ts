@@ -7,7 +7,7 @@ import { Election } from "./election.js";
 import { LeaseholdError } from "./errors.js";
 import type { Guard } from "./guard.js";
 import { readHeldBy, readStatus, type HeldBy, type LockStatus } from "./holder.js";
-import { guardOf, Lock, type OnceOptions, type OnceResult, type Work } from "./lock.js";
+import { guardOf, Lock, parameters, type Given, type OnceOptions, type OnceResult, type Work } from "./lock.js";
 import { flag, list, number, object, optional, string, type Message } from "./message.js";
 import * as objects from "./objects.js";
 import { span, type AcquireOptions, type LockOptions } from "./options.js";
@@ -151,11 +151,10 @@ export class Locker implements AsyncDisposable {
   }
 
   /** Waits for a lock, runs `work` while holding it, and releases it. See {@link Lock.using}. */
-  using<T>(name: string, options: AcquireOptions, work: Work<T>): Promise<T>;
+  using<T>(name: string, options: AcquireOptions | undefined, work: Work<T>): Promise<T>;
   using<T>(name: string, work: Work<T>): Promise<T>;
-  using<T>(name: string, first: AcquireOptions | Work<T>, second?: Work<T>): Promise<T> {
-    const [options, work] = typeof first === "function" ? [{}, first] : [first, second as Work<T>];
-    return this.lock(name).using(options, work);
+  async using<T>(name: string, ...given: Given<AcquireOptions, T>): Promise<T> {
+    return this.lock(name).using(...parameters(given));
   }
 
   /** Waits for a lock. Rejects with {@link LockHeldError} if it is still held after `wait`. */

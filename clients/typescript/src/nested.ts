@@ -35,7 +35,7 @@ function waitsFor(wanted: Claim, held: ReadonlySet<string>): boolean {
   const { name, mode } = wanted;
   if (mode["mode"] === "permit") {
     const permits = Array.from({ length: Number(mode["permits"]) }, (_, n) => `${name}/permit-${n + 1}`);
-    return permits.every((permit) => held.has(permit));
+    return permits.length > 0 && permits.every((permit) => held.has(permit));
   }
   const readers = mode["mode"] === "exclusive" && [...held].some((lock) => lock.startsWith(`${name}/shared-`));
   return readers || (several(wanted) ?? [name]).some((lock) => held.has(lock));

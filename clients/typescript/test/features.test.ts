@@ -2,6 +2,7 @@
 
 import assert from "node:assert/strict";
 import type { TestContext } from "node:test";
+import { inspect } from "node:util";
 import { DeadlockError, InvalidError, Locker, LockHeldError, LockLostError, SizeError, UnsupportedError, type HeldBy, type Lock } from "leasehold";
 import { folder, store, test } from "./real.js";
 
@@ -25,6 +26,33 @@ test("a held lock refuses others, and names its holder", async (t) => {
   assert.equal(await guard.release(), true);
   const next = await locker.tryAcquire("x");
   assert.ok(next !== null && next.token > guard.token);
+});
+
+test("a call without work acquires nothing, and the options may be left out", async (t) => {
+  const locker = await opened(t);
+  const election = locker.election("e");
+  const missing = undefined as unknown as () => void;
+  for (const call of [
+    () => locker.using("x", missing),
+    () => locker.using("x", {}, missing),
+    () => locker.lock("x").using(missing),
+    () => locker.once("x", { per: "1h" }, missing),
+    () => election.lead({}, missing),
+    () => election.lead(missing),
+  ]) {
+    await assert.rejects(call(), (error: unknown) => error instanceof InvalidError && /not a function/.test(error.message));
+  }
+  assert.deepEqual(await locker.list(), []);
+  assert.equal(await locker.using("x", undefined, () => "x"), "x");
+  assert.equal(await election.lead(() => "leads"), "leads");
+  assert.equal(await election.lead(undefined, () => "leads"), "leads");
+});
+
+test("a guard shows its lock, its token and its state", async (t) => {
+  const guard = await (await opened(t)).acquire("x");
+  assert.equal(inspect(guard), `Guard("x", token ${guard.token}, held)`);
+  await guard.release();
+  assert.match(inspect({ guard }), /over\) }$/);
 });
 
 test("of two works that wait for each other, one is refused", async (t) => {

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Generator
 from types import FrameType
+from typing import NoReturn
 
 from ._agent import Agent
 from ._errors import LockLost, StoreError
@@ -95,6 +96,10 @@ class BaseGuard:
         hold = getattr(self, "_hold", None)
         if hold is not None:
             self._agent.drop(hold)
+
+    def __reduce__(self) -> NoReturn:
+        # A copy would release the lock of the original when it is garbage collected.
+        raise TypeError("a guard cannot be copied or pickled: to pass the lock to another process, pass its ticket()")
 
     def __repr__(self) -> str:
         state = "over" if self._hold.is_over else "held"

@@ -170,17 +170,21 @@ class Lock(BaseLock[Guard]):
 
     # The interface of threading.Lock.
 
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Acquires the lock as :meth:`threading.Lock.acquire` does. Release it with :meth:`release`."""
-        if not blocking and timeout != -1:
+    def acquire(self, blocking: bool = True, timeout: Duration | None = -1) -> bool:
+        """Acquires the lock as :meth:`threading.Lock.acquire` does. Release it with :meth:`release`.
+
+        Without a ``timeout``, which may also be -1 or ``None``, waits without a limit.
+        """
+        limit = None if timeout == -1 else timeout
+        if not blocking and limit is not None:
             raise ValueError("can't specify a timeout for a non-blocking call")
-        if timeout < 0 and timeout != -1:
+        if isinstance(limit, (int, float)) and limit < 0:
             raise ValueError("timeout value must be a non-negative number")
         if not blocking:
             guard = self.try_acquire()
         else:
             try:
-                guard = self.guard(None if timeout == -1 else timeout)
+                guard = self.guard(limit)
             except LockHeld:
                 guard = None
         if guard is None:
@@ -237,6 +241,9 @@ class Holding:
     ) -> None:
         self._entered.pop()._leave(error is None)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._lock!r}>"
+
 
 class RwLock:
     """A lock with either several shared holders or one exclusive holder."""
@@ -249,6 +256,9 @@ class RwLock:
     def __init__(self, shared: Lock, exclusive: Lock) -> None:
         self.shared = shared
         self.exclusive = exclusive
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.shared.name!r}>"
 
 
 class Election(Lock):

@@ -87,7 +87,8 @@ def _waits_for(wanted: LockSettings, held: set[str]) -> bool:
     name, fields = wanted.name, dict(wanted.fields)
     mode = fields.get("mode")
     if mode == "permit":
-        return all(f"{name}/permit-{n}" in held for n in range(1, int(fields["permits"]) + 1))
+        permits = [f"{name}/permit-{n}" for n in range(1, int(fields["permits"]) + 1)]
+        return bool(permits) and held.issuperset(permits)  # The agent refuses a number below 1.
     if mode == "exclusive" and any(lock.startswith(f"{name}/shared-") for lock in held):
         return True
     return bool(wanted.names & held)

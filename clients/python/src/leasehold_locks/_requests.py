@@ -72,6 +72,7 @@ class LockSettings:
 
 def lock_settings(store: str | None, name: str, **settings: Any) -> LockSettings:
     """Returns the settings of a lock. The agent chooses those that are ``None``."""
+    name = _text(name, "the name of a lock is a text")
     fields: dict[str, Any] = {}
     for field, value in settings.items():
         if value is None:
@@ -110,11 +111,19 @@ def store_url(given: str | None) -> str | None:
         given = os.environ.get("LEASEHOLD_STORE") or None
     if given is None:
         return None
+    given = _text(given, "a store is a URL such as 'sqlite:locks.db'")
     scheme, colon, path = given.partition(":")
     if colon and scheme.lower() == "sqlite" and path and path[0] not in "/?:":
         folder = os.getcwd().replace("%", "%25").replace("?", "%3F")
         return f"sqlite:{folder.rstrip('/')}/{path}"
     return given
+
+
+def _text(value: object, rule: str) -> str:
+    """Returns the text, or raises :class:`TypeError` with the ``rule``."""
+    if not isinstance(value, str):
+        raise TypeError(f"{rule}, and not {value!r}")
+    return value
 
 
 def encoded(content: bytes | None) -> str | None:

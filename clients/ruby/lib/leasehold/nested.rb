@@ -24,6 +24,8 @@ module Leasehold
     # wait. Warns if it holds it with a guard, which another thread could release.
     def self.forbid(settings)
       own = waiting.select { |entry| excludes?(entry.settings, settings) && held?(entry) }
+      return if own.empty? # Also for a number of permits below 1, which the agent refuses.
+
       permits = settings.fields.fetch(:permits, 1)
       if own.count { |entry| guard(entry)&.in_block } >= permits
         raise DeadlockError.new("this thread holds `#{settings.name}` and would wait for itself",

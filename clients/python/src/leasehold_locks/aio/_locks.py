@@ -230,6 +230,9 @@ class Holding:
     ) -> None:
         await self._entered.pop()._leave(error)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._lock!r}>"
+
 
 class RwLock:
     """A lock with either several shared holders or one exclusive holder."""
@@ -237,6 +240,9 @@ class RwLock:
     def __init__(self, shared: Lock, exclusive: Lock) -> None:
         self.shared = shared
         self.exclusive = exclusive
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.shared.name!r}>"
 
 
 class Election(Lock):
