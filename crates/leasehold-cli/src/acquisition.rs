@@ -273,7 +273,16 @@ impl Request {
             }
             (None, _) if error.kind() == ErrorKind::Deadlock => Failure::from(error),
             // The command has not started, so nothing ran without the lock and this is not a loss.
-            (None, _) => Failure { code: FAILED, ..Failure::from(error) },
+            (None, _) => {
+                let is_about_size = error.sizes().is_some();
+                let mut failure = Failure { code: FAILED, ..Failure::from(error) };
+                // The library does not know how the store was named.
+                for help in failure.help.iter_mut().filter(|_| is_about_size) {
+                    *help =
+                        help.replace("leasehold resize", &format!("leasehold{} resize", store_flag(store)));
+                }
+                failure
+            }
         }
     }
 

@@ -166,7 +166,13 @@ impl Settings {
             (false, _) => format!("{} defines: {}", self.path.display(), aliases.join(", ")),
         };
         let shown = without_secrets(&given);
-        Err(Failure::new(FAILED, "invalid", format!("{shown:?} is neither a store URL nor an alias"))
+        let mut failure =
+            Failure::new(FAILED, "invalid", format!("{shown:?} is neither a store URL nor an alias"));
+        if given.contains(['/', '.']) {
+            failure = failure
+                .with_help(format!("if it is a file: sqlite:{shown}; if it is a directory: dir:{shown}"));
+        }
+        Err(failure
             .with_help(known)
             .with_help("an example of a store URL is sqlite:/var/lib/locks.db (see `leasehold help stores`)"))
     }

@@ -299,3 +299,20 @@ async fn locks_of_another_store_are_not_shown() {
     let status = locker(&one).inspect(holder.name()).await.unwrap();
     assert!(status.waiters.iter().all(|waiter| waiter.holder.nested.is_none()), "{status:?}");
 }
+
+/// SQLite gives a place in the line with the first refusal.
+#[cfg(feature = "sqlite")]
+#[tokio::test]
+async fn a_task_that_waits_for_itself_leaves_the_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("sqlite:{}", folder.path().join("locks.db").display());
+    let locker = Locker::open(&url).await.unwrap();
+    let guard = locker.lock("a").acquire().await.unwrap();
+    deadlock(locker.lock("a").while_holding(&guard).acquire().await);
+    guard.release().await.unwrap();
+    let waited = Arc::new(Mutex::new(Vec::new()));
+    let seen = waited.clone();
+    let lock = locker.lock("a").on_wait(move |held| seen.lock().unwrap().push(held.to_string()));
+    lock.acquire().await.unwrap().release().await.unwrap();
+    assert_eq!(*waited.lock().unwrap(), [""; 0], "the lock was free");
+}

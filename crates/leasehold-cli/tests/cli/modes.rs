@@ -188,6 +188,9 @@ fn another_number_of_permits_or_readers_is_refused_until_a_resize() {
         "{refused}"
     );
     ended(holder);
+    sandbox.run("run render -s sqlite:other.db --permits 2 -- true").expect(0);
+    let refused = sandbox.run("run render -s sqlite:other.db --permits 3 -- true").expect(125).stderr;
+    assert!(refused.contains("leasehold -s sqlite:other.db resize render 3"), "{refused}");
     assert_eq!(sandbox.run("resize render 3").expect(0).stdout, "render has 3 permits; it had 2\n");
     sandbox.run("run -n render --permits 3 -- true").expect(0);
     sandbox.run("run index --shared --readers 2 -- true").expect(0);

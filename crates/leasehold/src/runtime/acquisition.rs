@@ -344,6 +344,8 @@ impl Contender {
                     }
                     let itself =
                         self.detector.as_ref().and_then(|detector| detector.with_itself(&self.claim, &held));
+                    // Some stores give a place in the line with the first refusal.
+                    *pending |= self.store.may_have_place(&self.claim);
                     if let Some(error) = itself.filter(|_| self.wait == Wait::Yes) {
                         return ControlFlow::Break(Some(Next::Over(error)));
                     }
