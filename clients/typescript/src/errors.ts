@@ -47,16 +47,16 @@ export class LockHeldError extends LeaseholdError {
  * - `taken_over`, `ended` (evicted, or released through a ticket), `deleted`, `renewed_elsewhere`: reported by the
  *   store.
  * - `agent`: the agent died, or sent a message that this package does not understand.
- * - `fenced`: a write was refused because a holder with a higher token has written.
+ * - `refused`: a write was refused because a holder with a higher token has written.
  */
 export type LossReason =
-  "expired" | "limit" | "taken_over" | "ended" | "deleted" | "renewed_elsewhere" | "agent" | "fenced";
+  "expired" | "limit" | "taken_over" | "ended" | "deleted" | "renewed_elsewhere" | "agent" | "refused";
 
 /** The lock was lost. Stop the work that it protected: another process may have the lock. */
 export class LockLostError extends LeaseholdError {
   /** Why the lock was lost. A later agent may report reasons that are not in {@link LossReason}. */
   readonly reason: LossReason | (string & {});
-  /** With the reason `fenced`, the token that has written, if the store knows it. */
+  /** With the reason `refused`, the token that has written, if the store knows it. */
   readonly refusedBy: bigint | null;
 
   constructor(

@@ -28,7 +28,7 @@ export function refusal(answer: Message): LeaseholdError {
       );
     case "lost": {
       const refusedBy = optional(answer, "refused_by", token);
-      const reason = optional(answer, "reason", string) ?? ("refused_by" in answer ? "fenced" : "expired");
+      const reason = optional(answer, "reason", string) ?? ("refused_by" in answer ? "refused" : "expired");
       return new LockLostError(message, reason, help, refusedBy);
     }
     case "invalid": {

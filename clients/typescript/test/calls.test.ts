@@ -387,7 +387,7 @@ test("a write that a higher token refuses is a loss", async (t) => {
   const [locker, agent] = await Fake.in(t).open();
   const failed = assert.rejects(
     locker.put("s3://b/o", "text", { fence: 7n }),
-    (error) => error instanceof LockLostError && error.reason === "fenced" && error.refusedBy === 9n,
+    (error) => error instanceof LockLostError && error.reason === "refused" && error.refusedBy === 9n,
   );
   const { fence, content } = await agent.answer("put", {
     ev: "error",

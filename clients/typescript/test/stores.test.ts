@@ -70,7 +70,7 @@ test("objects on S3", "S3_MINIO", async (locker, url) => {
   await locker.put(state, "fenced 8", { fence: 8n });
   await assert.rejects(
     locker.put(state, "fenced 7", { fence: 7n }),
-    (error) => error instanceof LockLostError && error.reason === "fenced" && error.refusedBy === 8n,
+    (error) => error instanceof LockLostError && error.reason === "refused" && error.refusedBy === 8n,
   );
   let calls = 0;
   const updated = await locker.update(state, async (content) => {
