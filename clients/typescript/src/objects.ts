@@ -11,7 +11,7 @@ export type Content = string | Uint8Array;
 
 /** The options for writing an object under a lock. */
 export interface PutOptions {
-  /** The guard's token. The write is refused if a higher token has written ({@link LockLostError}, reason `fenced`). */
+  /** The guard's token. The write is refused if a higher token has written ({@link LockLostError}, reason `refused`). */
   readonly fence: bigint;
   readonly contentType?: string | undefined;
   readonly signal?: AbortSignal | undefined;
