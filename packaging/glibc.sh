@@ -21,7 +21,7 @@ zig() { printf '%s/ziglang-%s/ziglang/zig' "$cache" "$ZIGLANG"; }
 
 # with_zig COMMAND...: runs COMMAND, which finds zig and keeps its compiled parts of libc in the cache.
 with_zig() {
-    CARGO_ZIGBUILD_ZIG_PATH=$(zig) CARGO_ZIGBUILD_CACHE_DIR=$cache/cargo-zigbuild ZIG_GLOBAL_CACHE_DIR=$cache/zig "$@"
+    CARGO_ZIGBUILD_ZIG_PATH=$(zig) CARGO_ZIGBUILD_CACHE_DIR=$cache ZIG_GLOBAL_CACHE_DIR=$cache/zig "$@"
 }
 
 # newest_glibc FILE: prints the newest version of glibc that FILE needs. `-T` lists its symbols, `-p` the versions that
