@@ -29,7 +29,7 @@ try_tarball() {
     complete_with "$root/completions/leasehold.bash" "$root"
     read_page "$root/man/man1/leasehold-run.1"
     # `cargo binstall` takes the name of the tarball and the place of the command from Cargo.toml.
-    packaging/binstall.py "$out"
+    packaging/binstall.py "$out" "$triple"
 }
 
 # complete_with SCRIPT FOLDER: completes `leasehold hist` in bash, with the command in FOLDER.
@@ -102,6 +102,11 @@ CONTROL
 
 # Prints the system libraries that the command is linked with, with the versions that it needs.
 deb_depends() {
+    # dpkg-shlibdeps reads this system's libraries and would demand 2.34, since which libc contains libpthread.
+    if [[ $linker == zig ]]; then
+        echo "libc6 (>= $GLIBC)"
+        return
+    fi
     local stage=$scratch/deb/depends
     local binaries=debian/leasehold/usr/bin
     mkdir -p "$stage/$binaries" "$stage/debian/leasehold/DEBIAN"
@@ -161,9 +166,11 @@ checksums() { (cd "$out" && "${SHA256[@]}" -- * >"$scratch/SHA256SUMS" && mv "$s
 # Checks that ./package builds files with the names that a release needs, and that packaging/release detects missing
 # files.
 try_release() {
-    local fake=$scratch/release pattern file refused
+    local fake=$scratch/release pattern file newer refused
     for file in "$out"/*; do
-        [[ $file == */SHA256SUMS ]] || is_expected "$(basename "$file")" || fail "packaging/release does not know $file"
+        [[ $file == */SHA256SUMS ]] || is_expected "$(basename "$file")" ||
+            # Linked without zig, the wheel has the tag of a newer glibc, and cannot be released.
+            [[ $linker == host && $file == *-manylinux_*.whl ]] || fail "packaging/release does not know $file"
     done
     mkdir "$fake"
     while read -r pattern; do
@@ -176,7 +183,14 @@ try_release() {
     touch "$fake/other"
     ! refused=$(packaging/release check "v$version" "$fake" --unreleased 2>&1) || fail "packaging/release takes unknown files"
     [[ $refused == *other* ]] || fail "$refused"
-    rm "$fake/other" "$fake"/*amd64.deb
+    rm "$fake/other"
+    file=leasehold_locks-$version-py3-none-manylinux2014_x86_64.manylinux_2_17_x86_64.whl
+    newer=${file/manylinux2014*/manylinux_2_34_x86_64.whl}
+    mv "$fake/$file" "$fake/$newer"
+    ! refused=$(packaging/release check "v$version" "$fake" --unreleased 2>&1) || fail "packaging/release takes a wheel for a newer glibc"
+    [[ $refused == *"has no $file"* ]] || fail "$refused"
+    mv "$fake/$newer" "$fake/$file"
+    rm "$fake"/*amd64.deb
     ! refused=$(packaging/release check "v$version" "$fake" --unreleased 2>&1) || fail "packaging/release accepts a missing package"
     [[ $refused == *"has no leasehold_$version-1_amd64.deb"* ]] || fail "$refused"
 }

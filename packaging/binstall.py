@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that `cargo binstall leasehold-cli` finds the tarball that ./package has built: packaging/binstall.py FOLDER
+"""Checks that `cargo binstall leasehold-cli` finds the tarball that ./package has built: packaging/binstall.py FOLDER TARGET
 
 Fills in the templates of [package.metadata.binstall] as cargo-binstall does, and compares them with the tarball in FOLDER.
 """
@@ -21,10 +21,9 @@ def output(*command):
 
 
 def main():
-    folder = Path(sys.argv[1])
+    folder, target = Path(sys.argv[1]), sys.argv[2]
     packages = json.loads(output("cargo", "metadata", "--format-version", "1", "--locked", "--no-deps"))["packages"]
     package = next(package for package in packages if package["name"] == "leasehold-cli")
-    target = re.search(r"^host: (.*)$", output("rustc", "-vV"), re.MULTILINE)[1]
     values = {
         "name": package["name"],
         "version": package["version"],

@@ -36,12 +36,12 @@ platform_package() {
     mkdir -p "$stage/bin"
     cp "$scratch/leasehold" "$stage/bin"
     cp LICENSE-MIT LICENSE-APACHE "$scratch/share/THIRD-PARTY.txt" "$stage"
-    printf '# @leasehold/%s\n\nThe leasehold command for %s. Install the package `leasehold`, which depends on this one.\n' \
-        "$platform" "$platform" >"$stage/README.md"
-    jq --null-input --arg platform "$platform" --arg version "$version" '($platform | split("-")) as [$os, $cpu] | {
+    printf '# @leasehold/%s\n\nThe leasehold command for %s%s. Install the package `leasehold`, which depends on this one.\n' \
+        "$platform" "$platform" "$(with_glibc)" >"$stage/README.md"
+    jq --null-input --arg platform "$platform" --arg with "$(with_glibc)" --arg version "$version" '($platform | split("-")) as [$os, $cpu] | {
         name: "@leasehold/\($platform)",
         version: $version,
-        description: "The leasehold command for \($platform)",
+        description: "The leasehold command for \($platform)\($with)",
         license: "MIT OR Apache-2.0",
         repository: "github:leasehold/leasehold",
         os: [$os],
@@ -51,6 +51,9 @@ platform_package() {
     } + if $os == "linux" then { libc: ["glibc"] } else {} end' >"$stage/package.json"
     (cd "$stage" && npm_pack)
 }
+
+# Prints which glibc the command needs: the field `libc` of a package has no version.
+with_glibc() { [[ $triple != *-linux-gnu ]] || printf ' with glibc %s or newer' "$(newest_glibc "$scratch/leasehold")"; }
 
 # npm_pack: packs the current folder.
 npm_pack() { npm pack --silent --ignore-scripts --pack-destination "$out" >/dev/null; }

@@ -5,16 +5,21 @@
 readonly MATURIN=1.16.0
 readonly PIP=(-m pip install --quiet --disable-pip-version-check)
 
-# Builds the wheel, which contains the module and the command for this platform.
+install_maturin() {
+    [[ -x $(maturin_venv)/bin/maturin ]] ||
+        { python3 -m venv "$(maturin_venv)" && "$(maturin_venv)/bin/python" "${PIP[@]}" "maturin==$MATURIN"; }
+}
+
+maturin_venv() { printf '%s/maturin-%s' "$cache" "$MATURIN"; }
+
+# wheel FOLDER OPTION...: builds the command for this platform, and a wheel with it and the module in FOLDER.
 wheel() {
-    local tools=$cache/maturin-$MATURIN
-    [[ -x $tools/bin/maturin ]] || { python3 -m venv "$tools" && "$tools/bin/python" "${PIP[@]}" "maturin==$MATURIN"; }
     local stage=$scratch/wheel
     mkdir "$stage"
     cp -R clients/python/src clients/python/README.md "$stage"
     sed "s|@CHECKOUT@|$PWD|" clients/python/wheel.toml >"$stage/pyproject.toml"
-    (cd "$stage" && "$tools/bin/maturin" build --locked --profile "$profile" --target-dir "$target" \
-        --no-default-features --features "$features" --out "$out")
+    (cd "$stage" && "$(maturin_venv)/bin/maturin" build --locked --profile "$profile" --target "$triple" \
+        --target-dir "$target" --no-default-features --features "$features" --out "$@")
 }
 
 try_wheel() {
