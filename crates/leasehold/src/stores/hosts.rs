@@ -4,6 +4,13 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
+#[cfg(feature = "_columns")]
+use futures_util::stream::{FuturesUnordered, StreamExt};
+
+#[cfg(feature = "_columns")]
+use crate::clock::timeout;
+#[cfg(feature = "_columns")]
+use crate::env::Env;
 use crate::error::Error;
 #[cfg(feature = "_tls")]
 use crate::error::{ErrorKind, Fault, StoreError};
@@ -13,6 +20,10 @@ use crate::url::{CheckedUrl, is_host_name, is_this_machine};
 /// The time limit of a connection to one server, including the TLS handshake, the login and a first response. The system
 /// sends a lost SYN again after one second.
 pub(super) const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
+
+/// The time limit for each server when all are asked at the same time.
+#[cfg(feature = "_columns")]
+const HOST_LIMIT: Duration = Duration::from_secs(3);
 
 /// How much of a server's message is shown, in characters.
 #[cfg(feature = "_tls")]
@@ -151,6 +162,58 @@ fn shown(text: &str) -> String {
     } else {
         format!("{text:?}")
     }
+}
+
+/// Returns what `open` returns for the first host for which it succeeds.
+#[cfg(feature = "_tls")]
+pub(super) async fn first_of<'a, T, F>(
+    hosts: &'a [Host],
+    open: impl Fn(&'a Host) -> F,
+) -> Result<T, StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    let mut failed = Vec::new();
+    for host in hosts {
+        match open(host).await {
+            Ok(opened) => return Ok(opened),
+            Err(error) => failed.push(error),
+        }
+    }
+    Err(none_of(failed))
+}
+
+/// Returns what `ask` returns for the first host that is the primary, or else for another one. Asks all hosts at the same
+/// time, so that one that does not respond delays no other. `store` is the name of the store.
+#[cfg(feature = "_columns")]
+pub(super) async fn primary_of<'a, T, F>(
+    hosts: &'a [Host],
+    (store, env): (&str, &Env),
+    ask: impl Fn(&'a Host) -> F,
+    is_primary: impl Fn(&T) -> bool,
+) -> Result<T, StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    let (mut other, mut failed) = (None, Vec::new());
+    let asked = hosts.iter().map(|host| {
+        let asked = ask(host);
+        async move {
+            timeout(&*env.clock, HOST_LIMIT, asked).await.unwrap_or_else(|| {
+                let message = format!("{store} at {host} did not respond within {HOST_LIMIT:.0?}");
+                Err(Fault::unavailable(message).not_applied())
+            })
+        }
+    });
+    let mut asked: FuturesUnordered<_> = asked.collect();
+    while let Some(answer) = asked.next().await {
+        match answer {
+            Ok(answer) if is_primary(&answer) => return Ok(answer),
+            Ok(answer) => other = Some(answer),
+            Err(error) => failed.push(error),
+        }
+    }
+    other.ok_or_else(|| none_of(failed))
 }
 
 /// Returns the error to report if none of the servers could be used. It is permanent only if the error of every server

@@ -8,7 +8,7 @@ use mysql_async::Row;
 use super::connect::Connector;
 use super::errors::Effect;
 use super::row::{Answer, Stored, cell, text, unreadable};
-use super::sessions::{Purpose, Sessions};
+use super::sessions::Sessions;
 use super::sql::{self, Writing, quoted};
 use crate::clock::micros;
 use crate::env::Env;
@@ -19,6 +19,7 @@ use crate::protocol::records::{Change, Found, Refusal, Written};
 use crate::register::Version;
 use crate::stores::grace;
 use crate::stores::pages::Page;
+use crate::stores::pool::Purpose;
 use crate::stores::rows::{locked_by, number, version_of};
 use crate::types::LockName;
 
@@ -62,13 +63,8 @@ impl MysqlStore {
         if *change == Change::Grant {
             grace::check(self.sessions.connector.location.failover_grace, kept, Duration::ZERO)?;
         }
-        let purpose = match change {
-            Change::Grant => Purpose::Contend,
-            Change::Renew => Purpose::Renew,
-            Change::Free => Purpose::Release,
-        };
         let began = self.env.now();
-        let mut used = self.sessions.take(purpose).await?;
+        let mut used = self.sessions.take((*change).into()).await?;
         let now = self.env.now();
         let (clock_us, session) = (self.sessions.clock_us(now), used.session()?);
         if *change == Change::Grant && clock_us < session.grants_from_us {

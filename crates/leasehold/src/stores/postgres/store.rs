@@ -9,7 +9,7 @@ use super::connect::Connector;
 use super::errors::Effect;
 use super::listener::Listener;
 use super::row::{cell, cells, only, unreadable};
-use super::sessions::{Purpose, Sessions};
+use super::sessions::Sessions;
 use super::statements::{Parameter, Sql, Statements, boolean, int8, text};
 use crate::clock::{Moment, micros};
 use crate::env::Env;
@@ -22,6 +22,7 @@ use crate::register::Version;
 use crate::stores::columns::Columns;
 use crate::stores::grace;
 use crate::stores::pages::Page;
+use crate::stores::pool::Purpose;
 use crate::stores::rows::{Cells, locked_by, number, version_of};
 use crate::types::LockName;
 
@@ -105,11 +106,6 @@ impl PostgresStore {
         if *change == Change::Grant {
             grace::check(self.sessions.failover_grace(), kept, Duration::ZERO)?;
         }
-        let purpose = match change {
-            Change::Grant => Purpose::Contend,
-            Change::Renew => Purpose::Renew,
-            Change::Free => Purpose::Release,
-        };
         let limit = attempt_limit(record.ttl());
         // A grant over a row that was read waits for other grants first, and reads the clock before it waits for the row.
         let waits_twice = *change == Change::Grant && over.is_none();
@@ -120,7 +116,7 @@ impl PostgresStore {
         };
         let by = locked_by(record.grant);
         let began = self.env.now();
-        let mut used = self.sessions.take(purpose).await?;
+        let mut used = self.sessions.take((*change).into()).await?;
         let now = self.env.now();
         let too_late = match change {
             Change::Grant | Change::Renew => {

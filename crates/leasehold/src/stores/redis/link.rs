@@ -23,8 +23,6 @@ pub(super) struct Link {
     pub(super) server: ServerInfo,
     /// The server's time when the connection was opened, and when it was asked for.
     pub(super) time: (u64, Moment),
-    /// When the first abandoned request since the latest response was sent.
-    unanswered: Mutex<Option<Moment>>,
     /// Whether the connection has a subscription, or was refused one.
     pub(super) listens: AtomicBool,
     vouched: Mutex<Option<Vouched>>,
@@ -64,14 +62,9 @@ impl Link {
             host,
             server: ServerInfo::default(),
             time: (0, now),
-            unanswered: Mutex::default(),
             listens: AtomicBool::default(),
             vouched: Mutex::default(),
         }
-    }
-
-    pub(super) fn unanswered(&self) -> MutexGuard<'_, Option<Moment>> {
-        self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn vouched(&self) -> MutexGuard<'_, Option<Vouched>> {

@@ -16,9 +16,10 @@ use super::links::Links;
 use super::slots::{Redirect, Slots};
 use crate::clock::{StoreTime, micros};
 use crate::env::Env;
-use crate::error::{Fault, StoreError};
+use crate::error::StoreError;
 use crate::stores::hosts::{Host, none_of};
 use crate::stores::notifications::Calls;
+use crate::worker::detached;
 
 /// How many servers of a cluster are asked at once for its slots.
 const ASKED: usize = 4;
@@ -38,7 +39,7 @@ pub(super) struct Shards {
     slots: Mutex<Arc<Slots>>,
     /// The primary at which a request failed last.
     failed: Mutex<Option<Host>>,
-    asking: tokio::sync::Mutex<()>,
+    asking: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// The shard of a lock, for one request.
@@ -118,13 +119,14 @@ impl Shards {
     /// Returns the slots of the cluster, if they are no longer as `seen`, or else asks for them. Does so in a separate
     /// task, so that if the request is abandoned, the next one gets them.
     pub(super) async fn slots(self: &Arc<Self>, seen: Arc<Slots>) -> Result<Arc<Slots>, StoreError> {
+        let asking = self.asking.clone().lock_owned().await;
+        let latest = self.latest();
+        if !Arc::ptr_eq(&latest, &seen) && !latest.hosts().is_empty() {
+            return Ok(latest);
+        }
         let shards = self.clone();
-        let asked = tokio::spawn(async move {
-            let _asking = shards.asking.lock().await;
-            let latest = shards.latest();
-            if !Arc::ptr_eq(&latest, &seen) && !latest.hosts().is_empty() {
-                return Ok(latest);
-            }
+        detached(async move {
+            let _asking = asking;
             let all = locked(&shards.links).clone();
             let (open, others): (Vec<_>, Vec<_>) =
                 all.into_iter().partition(|(_, links)| links.opened().is_some());
@@ -142,8 +144,8 @@ impl Shards {
                 }
             }
             Err(none_of(failed))
-        });
-        asked.await.unwrap_or_else(|_| Err(Fault::unavailable("the program is ending").not_applied()))
+        })
+        .await
     }
 
     /// Sends a script to `shard`. Returns with an error where the server sent the request on to.
