@@ -66,6 +66,8 @@ mod rows;
 pub mod s3;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+#[cfg(feature = "_table")]
+mod table;
 #[cfg(feature = "_tls")]
 mod tls;
 #[cfg(all(fuzzing, not(feature = "_network")))]

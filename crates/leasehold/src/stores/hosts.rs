@@ -312,4 +312,35 @@ mod tests {
             check(&format!("etcd://u:hunter2@{hosts}")).unwrap();
         }
     }
+
+    #[cfg(feature = "_columns")]
+    #[tokio::test(start_paused = true)]
+    async fn the_primary_is_found_although_another_host_does_not_respond() {
+        let env = Env::seeded(std::sync::Arc::new(crate::clock::TestClock::default()), 1);
+        let hosts = ["silent", "replica", "primary", "refuses"].map(|name| Host::parse(name, 1).unwrap());
+        let ask = |host: &Host| {
+            let (name, env) = (host.name.clone(), env.clone());
+            async move {
+                match name.as_str() {
+                    "silent" => env.sleep(Duration::from_secs(60)).await,
+                    "refuses" => return Err(Fault::new(ErrorKind::Denied, "no").not_applied()),
+                    _ => {}
+                }
+                Ok(name)
+            }
+        };
+        let found = async |hosts: &[Host]| {
+            let began = env.now();
+            let found = primary_of(hosts, ("X", &env), ask, |name| name == "primary").await;
+            (found, env.now().longest_since(began))
+        };
+        let (name, took) = found(&hosts).await;
+        assert_eq!((name.unwrap().as_str(), took), ("primary", Duration::ZERO));
+        assert_eq!(found(&hosts[..2]).await.0.unwrap(), "replica");
+        let (error, took) = found(&hosts[..1]).await;
+        let error = error.unwrap_err();
+        assert_eq!((error.to_string().contains("X at silent:1"), took), (true, HOST_LIMIT), "{error:?}");
+        let used = first_of(&[hosts[3].clone(), hosts[1].clone(), hosts[2].clone()], ask).await;
+        assert_eq!(used.unwrap(), "replica", "in the order of the URL");
+    }
 }

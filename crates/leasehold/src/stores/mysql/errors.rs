@@ -7,13 +7,7 @@ use crate::lease::printable;
 use crate::stores::certificates;
 use crate::stores::database::innermost;
 use crate::stores::hosts::{Host, MAX_SHOWN};
-
-/// Whether a statement changes anything.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Effect {
-    None,
-    Writes,
-}
+use crate::stores::table::Effect;
 
 /// The server reports this if a row with that name is there.
 pub(super) const DUPLICATE: u16 = 1062;

@@ -10,7 +10,6 @@ use futures_util::stream::BoxStream;
 use super::POLL_INTERVAL;
 use super::config::Location;
 use super::connect::Connector;
-use super::errors::Effect;
 use super::row::unreadable;
 use super::sql::{self, Writing};
 use super::store::MysqlStore;
@@ -27,6 +26,7 @@ use crate::stores::columns::Columns;
 use crate::stores::pages;
 use crate::stores::pool::Purpose;
 use crate::stores::rows::is_ours;
+use crate::stores::table::Effect;
 use crate::types::LockName;
 use crate::worker::{Job, OnWorker};
 

@@ -22,9 +22,6 @@ const CLOCK_USED: Duration = Duration::from_secs(10);
 /// The time limit of that question.
 const CLOCK_LIMIT: Duration = Duration::from_millis(500);
 
-/// The resolution of the server's clock.
-const RESOLUTION: Duration = Duration::from_micros(1);
-
 /// The connection of a store.
 #[derive(Debug)]
 pub(super) struct Links {
@@ -58,7 +55,7 @@ impl Links {
         let keys = &self.connector.location.keys;
         let bucket = bucket.map_err(|refusal| refusal.error(&keys.bucket))?;
         if let Some(us) = bucket.time_us() {
-            self.clock.observe(us, RESOLUTION, sent, self.env.now());
+            self.clock.observe_us(us, sent, self.env.now());
         }
         bucket.check(keys).map_err(Fault::not_applied)
     }

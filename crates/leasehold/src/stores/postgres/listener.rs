@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use tokio::task::AbortHandle;
 
-use super::errors::Effect;
 use super::sessions::Sessions;
 use super::statements::{Sql, channel, text};
 use crate::clock::timeout;
@@ -15,6 +14,7 @@ use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::stores::notifications::{Calls, UNUSED};
 use crate::stores::pool::Purpose;
+use crate::stores::table::Effect;
 
 /// For how long the doctor waits for a notification.
 const EXAMINATION: Duration = Duration::from_secs(2);

@@ -10,7 +10,6 @@ use futures_util::stream::BoxStream;
 use super::POLL_INTERVAL;
 use super::config::Location;
 use super::connect::Connector;
-use super::errors::Effect;
 use super::row::{cell, cells, only, unreadable};
 use super::statements::{Sql, Statements, int8, text};
 use super::store::{AnyFree, PostgresStore, Writing, usual_limit};
@@ -29,6 +28,7 @@ use crate::stores::notifications::until_first;
 use crate::stores::pages;
 use crate::stores::pool::Purpose;
 use crate::stores::rows::{is_ours, number};
+use crate::stores::table::Effect;
 use crate::types::LockName;
 use crate::worker::{Job, OnWorker};
 

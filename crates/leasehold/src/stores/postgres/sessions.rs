@@ -11,7 +11,7 @@ use tokio_postgres::{Row, Statement};
 
 use super::config::Table;
 use super::connect::{Connector, Link};
-use super::errors::{self, Effect};
+use super::errors;
 use super::server::{self, ServerInfo};
 use super::statements::{Parameter, Sql};
 use crate::clock::{Moment, StoreClock, timeout};
@@ -19,10 +19,8 @@ use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::stores::hosts::{Host, first_of, primary_of};
 use crate::stores::pool::{self, Pool, Purpose};
-use crate::stores::rows::number;
-
-/// The resolution of the server's clock.
-const RESOLUTION: Duration = Duration::from_micros(1);
+use crate::stores::rows::time;
+use crate::stores::table::Effect;
 
 /// The time limit of a request to begin notifications.
 const LISTEN: Duration = Duration::from_secs(5);
@@ -176,12 +174,7 @@ impl Sessions {
 
     /// Records the reading of the server's clock in a response that has just arrived.
     fn note_clock(&self, clock_us: i64, sent: Moment) {
-        self.clock.observe(u64::try_from(clock_us).unwrap_or(0), RESOLUTION, sent, self.env.now());
-    }
-
-    /// Returns a lower bound of the server's clock at `now`.
-    pub(super) fn clock_us(&self, now: Moment) -> i64 {
-        self.clock.bounds(now).map_or(0, |time| number(time.lo_us))
+        self.clock.observe_us(time(clock_us), sent, self.env.now());
     }
 
     /// Listens to `channel` on one of the connections, which requests use too. So a process that waits needs a single

@@ -14,7 +14,7 @@ use tokio_rustls::TlsConnector;
 use super::answer::{called, unreadable};
 use super::config::Location;
 use super::errors;
-use super::link::{self, Link};
+use super::link::Link;
 use super::server::ServerInfo;
 use super::slots::Slots;
 use crate::clock::{StoreClock, timeout};
@@ -89,7 +89,7 @@ impl Connector {
         })
         .await?;
         let (clock_us, sent) = link.time;
-        clock.observe(clock_us, link::RESOLUTION, sent, env.now());
+        clock.observe_us(clock_us, sent, env.now());
         Ok(link)
     }
 

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use tokio::task::AbortHandle;
@@ -11,9 +10,6 @@ use super::server::ServerInfo;
 use crate::clock::Moment;
 use crate::stores::hosts::Host;
 use crate::stores::on_demand::Connection;
-
-/// The resolution of the server's clock.
-pub(super) const RESOLUTION: Duration = Duration::from_micros(1);
 
 /// An open connection. It is closed when this is dropped.
 pub(super) struct Link {

@@ -8,8 +8,8 @@ use redis::{RedisError, RedisResult, ScriptInvocation, Value};
 
 use super::connect::Connector;
 use super::errors;
-use super::link::{Link, RESOLUTION};
-use crate::clock::{Moment, StoreClock};
+use super::link::Link;
+use crate::clock::StoreClock;
 use crate::env::Env;
 use crate::error::StoreError;
 use crate::stores::notifications::Calls;
@@ -45,16 +45,6 @@ impl Links {
             }
         };
         self.current.get(open, in_use).await
-    }
-
-    /// Records the time in a response that has just arrived, to a request that was sent at `sent`.
-    pub(super) fn note_clock(&self, clock_us: u64, sent: Moment) {
-        self.clock.observe(clock_us, RESOLUTION, sent, self.env.now());
-    }
-
-    /// Returns a lower bound of the server's clock at `now`.
-    pub(super) fn clock_us(&self, now: Moment) -> u64 {
-        self.clock.bounds(now).map_or(0, |time| time.lo_us)
     }
 
     pub(super) fn close(&self) {
