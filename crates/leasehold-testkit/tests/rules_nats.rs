@@ -11,7 +11,7 @@ use leasehold::doctor::CheckStatus;
 use leasehold::env::Env;
 use leasehold::lease::{AcquireOutcome, LeaseStore, Released, Renewal, State, StoreOptions};
 use leasehold::url::StoreUrl;
-use leasehold::{ErrorKind, LockName, Locker};
+use leasehold::{ErrorKind, Locker};
 use leasehold_testkit::conformance::Harness;
 use leasehold_testkit::launch::Launched;
 use leasehold_testkit::process::within;
@@ -21,7 +21,6 @@ use leasehold_testkit::stores::nats::{NatsServer, Scripted, Traffic, api, ask, c
 use leasehold_testkit::tcp_proxy::{Answers, Wire};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::sync::watch;
 
 use crate::leases::{claim, granted, granted_to, lock, open, refused, until_renewed};
 
@@ -250,30 +249,6 @@ async fn a_connection_that_does_not_respond_is_replaced() {
     wire.let_answers(Answers::Stopped);
     until_renewed(&guard).await;
     guard.release().await.unwrap();
-}
-
-#[tokio::test]
-async fn a_connection_that_responds_to_other_requests_is_kept() {
-    let (asked, mut asks) = watch::channel(false);
-    let server = Scripted::start(move |subject, payload| {
-        let is_silent = payload.contains("silent");
-        is_silent.then(|| asked.send_replace(true));
-        (!is_silent).then(|| healthy(subject))
-    })
-    .await;
-    let clock = Arc::new(Movable::default());
-    let store = open_with(&scripted(&server), Env::seeded(clock.clone(), 1)).await;
-    let waiting = tokio::spawn({
-        let store = store.clone();
-        async move { store.inspect(&LockName::new("silent").unwrap()).await }
-    });
-    within("a request", asks.wait_for(|asked| *asked)).await.unwrap();
-    *clock.0.lock().unwrap() += Duration::from_secs(1);
-    store.inspect(&lock()).await.unwrap();
-    waiting.abort();
-    waiting.await.unwrap_err();
-    store.inspect(&lock()).await.unwrap();
-    assert_eq!(server.connections(), 1);
 }
 
 /// Returns the store URL of the bucket on a scripted server.

@@ -54,6 +54,8 @@ mod pages;
 #[cfg(any(feature = "_server", fuzzing))]
 #[cfg_attr(fuzzing, allow(dead_code, reason = "the fuzz targets open no connections"))]
 mod password;
+#[cfg(feature = "_table")]
+mod pool;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "redis")]
@@ -64,6 +66,8 @@ mod rows;
 pub mod s3;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+#[cfg(feature = "_table")]
+mod table;
 #[cfg(feature = "_tls")]
 mod tls;
 #[cfg(all(fuzzing, not(feature = "_network")))]

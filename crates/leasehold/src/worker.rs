@@ -136,6 +136,15 @@ impl<T> Drop for Job<T> {
     }
 }
 
+/// Runs `work` in a separate task, which goes on if this future is dropped. For what the next request can use, if this one
+/// is abandoned.
+pub(crate) async fn detached<T: Send + 'static>(
+    work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+) -> Result<T, StoreError> {
+    let ending = |_| Err(Fault::unavailable("the program is ending").not_applied());
+    tokio::spawn(work).await.unwrap_or_else(ending)
+}
+
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt;

@@ -126,21 +126,3 @@ async fn the_primary_is_found_among_several_hosts() {
     let address = Server::MYSQL.address();
     granted(&*open(&fresh.url().replace(&address, &format!("127.0.0.1:1,{address}"))).await).await;
 }
-
-/// Requests that were given up while they connected still occupy connections.
-#[tokio::test]
-async fn a_store_opens_no_more_connections_than_its_limit() {
-    let (server, url, _folder) = server(&[]).await;
-    let wire = Wire::to(server.address()).await;
-    wire.let_answers(Answers::AreLost);
-    let store = open(&url.replace(server.address(), &wire.address().to_string())).await;
-    let claims: Vec<_> = (0..8).map(|_| hasty(&*store)).collect();
-    let all = claims.iter().map(|claim| store.try_acquire(claim));
-    for outcome in futures_util::future::join_all(all).await {
-        outcome.unwrap_err();
-    }
-    let count = "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE USER IN ('leasehold', 'unauthenticated user')
-        AND ID <> CONNECTION_ID()";
-    let count: usize = query(&url, count).await.parse().unwrap();
-    assert!(count <= 3, "{count} connections of contenders");
-}

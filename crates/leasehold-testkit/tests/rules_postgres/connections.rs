@@ -149,20 +149,3 @@ async fn an_error_that_one_of_two_hosts_gave_may_pass() {
     let error = error.to_string();
     assert!(error.contains("UNLOGGED") && error.contains("127.0.0.1:1"), "{error}");
 }
-
-/// Requests that were given up while they connected still occupy connections.
-#[tokio::test]
-async fn a_store_opens_no_more_connections_than_its_limit() {
-    let (server, url, _folder) = server(&[]).await;
-    let wire = Wire::to(server.address()).await;
-    wire.let_answers(Answers::AreLost);
-    let store = open(&url.replace(server.address(), &wire.address().to_string())).await;
-    let claims: Vec<_> = (0..8).map(|_| hasty(&*store)).collect();
-    let all = claims.iter().map(|claim| store.try_acquire(claim));
-    for outcome in futures_util::future::join_all(all).await {
-        outcome.unwrap_err();
-    }
-    let count = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
-    let count: usize = psql(&url, count).await.parse().unwrap();
-    assert!(count <= 3, "{count} connections of contenders");
-}

@@ -120,6 +120,18 @@ impl StoreClock {
         readings.observe(latest);
     }
 
+    /// Adds a reading that is accurate to a microsecond.
+    #[allow(dead_code, reason = "only clients of servers with such clocks use it")]
+    pub(crate) fn observe_us(&self, at_us: u64, sent: Moment, received: Moment) {
+        self.observe(at_us, Duration::from_micros(1), sent, received);
+    }
+
+    /// Returns a lower bound of the store's clock at `now`. Zero before the first reading.
+    #[allow(dead_code, reason = "only stores whose servers refuse late requests use it")]
+    pub(crate) fn lowest_us(&self, now: Moment) -> u64 {
+        self.bounds(now).map_or(0, |time| time.lo_us)
+    }
+
     /// Returns the bounds on the time of the store's clock at `now`, or `None` before the first reading.
     pub fn bounds(&self, now: Moment) -> Option<StoreTime> {
         let Readings { latest, apart_us, .. } =

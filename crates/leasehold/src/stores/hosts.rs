@@ -4,6 +4,13 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
+#[cfg(feature = "_columns")]
+use futures_util::stream::{FuturesUnordered, StreamExt};
+
+#[cfg(feature = "_columns")]
+use crate::clock::timeout;
+#[cfg(feature = "_columns")]
+use crate::env::Env;
 use crate::error::Error;
 #[cfg(feature = "_tls")]
 use crate::error::{ErrorKind, Fault, StoreError};
@@ -13,6 +20,10 @@ use crate::url::{CheckedUrl, is_host_name, is_this_machine};
 /// The time limit of a connection to one server, including the TLS handshake, the login and a first response. The system
 /// sends a lost SYN again after one second.
 pub(super) const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
+
+/// The time limit for each server when all are asked at the same time.
+#[cfg(feature = "_columns")]
+const HOST_LIMIT: Duration = Duration::from_secs(3);
 
 /// How much of a server's message is shown, in characters.
 #[cfg(feature = "_tls")]
@@ -153,6 +164,58 @@ fn shown(text: &str) -> String {
     }
 }
 
+/// Returns what `open` returns for the first host for which it succeeds.
+#[cfg(feature = "_tls")]
+pub(super) async fn first_of<'a, T, F>(
+    hosts: &'a [Host],
+    open: impl Fn(&'a Host) -> F,
+) -> Result<T, StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    let mut failed = Vec::new();
+    for host in hosts {
+        match open(host).await {
+            Ok(opened) => return Ok(opened),
+            Err(error) => failed.push(error),
+        }
+    }
+    Err(none_of(failed))
+}
+
+/// Returns what `ask` returns for the first host that is the primary, or else for another one. Asks all hosts at the same
+/// time, so that one that does not respond delays no other. `store` is the name of the store.
+#[cfg(feature = "_columns")]
+pub(super) async fn primary_of<'a, T, F>(
+    hosts: &'a [Host],
+    (store, env): (&str, &Env),
+    ask: impl Fn(&'a Host) -> F,
+    is_primary: impl Fn(&T) -> bool,
+) -> Result<T, StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    let (mut other, mut failed) = (None, Vec::new());
+    let asked = hosts.iter().map(|host| {
+        let asked = ask(host);
+        async move {
+            timeout(&*env.clock, HOST_LIMIT, asked).await.unwrap_or_else(|| {
+                let message = format!("{store} at {host} did not respond within {HOST_LIMIT:.0?}");
+                Err(Fault::unavailable(message).not_applied())
+            })
+        }
+    });
+    let mut asked: FuturesUnordered<_> = asked.collect();
+    while let Some(answer) = asked.next().await {
+        match answer {
+            Ok(answer) if is_primary(&answer) => return Ok(answer),
+            Ok(answer) => other = Some(answer),
+            Err(error) => failed.push(error),
+        }
+    }
+    other.ok_or_else(|| none_of(failed))
+}
+
 /// Returns the error to report if none of the servers could be used. It is permanent only if the error of every server
 /// is permanent.
 #[cfg(feature = "_tls")]
@@ -248,5 +311,36 @@ mod tests {
         for hosts in ["localhost", "LOCALHOST:1", "127.0.0.1:1,[::1]:2,127.8.0.1"] {
             check(&format!("etcd://u:hunter2@{hosts}")).unwrap();
         }
+    }
+
+    #[cfg(feature = "_columns")]
+    #[tokio::test(start_paused = true)]
+    async fn the_primary_is_found_although_another_host_does_not_respond() {
+        let env = Env::seeded(std::sync::Arc::new(crate::clock::TestClock::default()), 1);
+        let hosts = ["silent", "replica", "primary", "refuses"].map(|name| Host::parse(name, 1).unwrap());
+        let ask = |host: &Host| {
+            let (name, env) = (host.name.clone(), env.clone());
+            async move {
+                match name.as_str() {
+                    "silent" => env.sleep(Duration::from_secs(60)).await,
+                    "refuses" => return Err(Fault::new(ErrorKind::Denied, "no").not_applied()),
+                    _ => {}
+                }
+                Ok(name)
+            }
+        };
+        let found = async |hosts: &[Host]| {
+            let began = env.now();
+            let found = primary_of(hosts, ("X", &env), ask, |name| name == "primary").await;
+            (found, env.now().longest_since(began))
+        };
+        let (name, took) = found(&hosts).await;
+        assert_eq!((name.unwrap().as_str(), took), ("primary", Duration::ZERO));
+        assert_eq!(found(&hosts[..2]).await.0.unwrap(), "replica");
+        let (error, took) = found(&hosts[..1]).await;
+        let error = error.unwrap_err();
+        assert_eq!((error.to_string().contains("X at silent:1"), took), (true, HOST_LIMIT), "{error:?}");
+        let used = first_of(&[hosts[3].clone(), hosts[1].clone(), hosts[2].clone()], ask).await;
+        assert_eq!(used.unwrap(), "replica", "in the order of the URL");
     }
 }

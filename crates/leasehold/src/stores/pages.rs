@@ -18,6 +18,15 @@ pub(super) struct Page<T, P> {
     pub(super) next: Option<P>,
 }
 
+#[cfg(feature = "_table")]
+impl<T: Clone> Page<T, T> {
+    /// Returns the page of `items`, which has at most `most`. The next one begins after the last item.
+    pub(super) fn of_at_most(most: usize, items: Vec<T>) -> Self {
+        let next = if items.len() == most { items.last().cloned() } else { None };
+        Self { items, next }
+    }
+}
+
 /// Lists the items of all pages. `fetch` returns the page at a position, and the first page for `None`. It is called
 /// again after a transient error. If a page names itself as the next one, the listing fails with `endless`, because it
 /// would repeat that page forever.

@@ -157,7 +157,7 @@ fn garbled(what: &str, name: &str, table: &str) -> StoreError {
 }
 
 /// Converts a number of microseconds. Times before 1970 become 0, because they are long past.
-fn time(us: i64) -> u64 {
+pub(super) fn time(us: i64) -> u64 {
     u64::try_from(us).unwrap_or(0)
 }
 

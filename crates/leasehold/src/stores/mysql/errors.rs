@@ -7,13 +7,7 @@ use crate::lease::printable;
 use crate::stores::certificates;
 use crate::stores::database::innermost;
 use crate::stores::hosts::{Host, MAX_SHOWN};
-
-/// Whether a statement changes anything.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Effect {
-    None,
-    Writes,
-}
+use crate::stores::table::Effect;
 
 /// The server reports this if a row with that name is there.
 pub(super) const DUPLICATE: u16 = 1062;
@@ -91,12 +85,15 @@ pub(super) fn is(error: &Error, code: u16) -> bool {
     matches!(error, Error::Server(answer) if answer.code == code)
 }
 
-/// Returns whether the connection cannot be used any more, or leads to a server that is not the primary.
-pub(super) fn is_fatal(error: &Error) -> bool {
-    match error {
-        Error::Server(answer) => meaning(answer.code).is_none_or(|meaning| meaning.help == NOT_PRIMARY),
-        _ => true,
-    }
+/// Returns whether the connection may not be usable any more.
+pub(super) fn is_lost(error: &Error) -> bool {
+    !matches!(error, Error::Server(answer) if meaning(answer.code).is_some())
+}
+
+/// Returns whether the server reports that it is not the primary.
+pub(super) fn is_not_primary(error: &Error) -> bool {
+    let meaning = |code| meaning(code).is_some_and(|meaning| meaning.help == NOT_PRIMARY);
+    matches!(error, Error::Server(answer) if meaning(answer.code))
 }
 
 /// Returns the error of a statement that was sent. `may_be_done` tells whether an earlier statement of the same request
@@ -176,7 +173,7 @@ mod tests {
         assert!(matches!(answered(1205, Effect::Writes, true), StoreError::MaybeApplied(_)));
         let lost = Error::Io(std::io::Error::from(std::io::ErrorKind::ConnectionReset).into());
         assert!(matches!(of_statement(&lost, Effect::Writes, false, "t"), StoreError::MaybeApplied(_)));
-        assert!(is_fatal(&lost));
+        assert!(is_lost(&lost));
     }
 
     #[test]

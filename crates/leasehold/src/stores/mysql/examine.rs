@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::errors::{self, Effect};
+use super::errors;
 use super::row::text;
 use super::server::{ServerInfo, check, check_server};
 use super::sessions::Session;
@@ -11,14 +11,11 @@ use super::store::MysqlStore;
 use crate::diagnosis::{Examined, Finding};
 use crate::error::StoreError;
 use crate::retry::RetryBudget;
+use crate::stores::table::{self, Effect};
 
 impl MysqlStore {
     pub(super) async fn examined(&self) -> Examined {
-        let least_permissions = vec![
-            "the minimum that leasehold needs:".to_owned(),
-            format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {} TO ...", self.table),
-            "(DELETE is only for `leasehold sweep` and the doctor)".to_owned(),
-        ];
+        let least_permissions = table::least_permissions(&self.table);
         let mut examined = Examined { least_permissions, ..Examined::default() };
         let budget = RetryBudget::of_question(&self.env);
         if let Err(error) = budget.request(self.look_at_all(&mut examined)).await {
@@ -45,8 +42,7 @@ impl MysqlStore {
 fn suits(info: &ServerInfo, host: &str, table: &str) -> Finding {
     const CHECK: &str = "table";
     if info.table.is_none() {
-        return Finding::failed(CHECK, format!("there is no table {table:?}"))
-            .with_help("create it: leasehold init");
+        return table::no_table(CHECK, table);
     }
     // The check `primary` reports a server that is unsuitable.
     let on_primary = ServerInfo { variables: Default::default(), ..info.clone() };
@@ -115,18 +111,12 @@ async fn permissions(session: &mut Session, table: &str) -> Result<Finding, Stor
         }
         Err(_) => false,
     };
-    Ok(match lacks.as_slice() {
-        [] if has_triggers => Finding::warning(CHECK, format!("the table {table:?} has triggers")).with_help(
+    if lacks.is_empty() && has_triggers {
+        return Ok(Finding::warning(CHECK, format!("the table {table:?} has triggers")).with_help(
             "they run in the transaction of each grant; leasehold cannot check what they do to the rows",
-        ),
-        [] => Finding::passed(CHECK, "the user may select, insert, update and delete rows"),
-        ["DELETE"] => Finding::warning(
-            CHECK,
-            "the user lacks DELETE on the table: `leasehold sweep` will not work, and the doctor leaves rows",
-        ),
-        lacks => Finding::failed(CHECK, format!("the user lacks {} on the table", lacks.join(", ")))
-            .with_help("GRANT them to the user, as below"),
-    })
+        ));
+    }
+    Ok(table::permissions(CHECK, &lacks))
 }
 
 #[cfg(test)]

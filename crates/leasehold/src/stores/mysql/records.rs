@@ -10,9 +10,7 @@ use futures_util::stream::BoxStream;
 use super::POLL_INTERVAL;
 use super::config::Location;
 use super::connect::Connector;
-use super::errors::Effect;
 use super::row::unreadable;
-use super::sessions::Purpose;
 use super::sql::{self, Writing};
 use super::store::MysqlStore;
 use crate::clock::StoreTime;
@@ -26,7 +24,9 @@ use crate::protocol::records::{Change, Claims, Found, Records, Refusal, Written}
 use crate::register::{Precondition, Version};
 use crate::stores::columns::Columns;
 use crate::stores::pages;
+use crate::stores::pool::Purpose;
 use crate::stores::rows::is_ours;
+use crate::stores::table::Effect;
 use crate::types::LockName;
 use crate::worker::{Job, OnWorker};
 
@@ -68,7 +68,7 @@ impl MysqlRecords {
 impl Drop for MysqlRecords {
     fn drop(&mut self) {
         let store = self.worker.leases.clone();
-        self.worker.finish(async move { store.sessions.close_idle() });
+        self.worker.finish(async move { store.sessions.pool.close_idle() });
     }
 }
 

@@ -6,6 +6,7 @@ use super::sql::{COLUMNS, create, extend};
 use super::store::MysqlStore;
 use crate::error::{Fault, StoreError};
 use crate::retry::{RetryBudget, repeated};
+use crate::stores::table::Effect;
 
 impl MysqlStore {
     /// Creates the table or adds the missing columns. Changes nothing if the table is complete.
@@ -34,7 +35,7 @@ impl MysqlStore {
             // Another process has just added the same columns.
             Err((error, _)) if errors::is(&error, 1060) => {}
             Err((error, _)) => {
-                return Err(errors::of_statement(&error, errors::Effect::Writes, false, table));
+                return Err(errors::of_statement(&error, Effect::Writes, false, table));
             }
         }
         let info = session.info(table).await?;

@@ -9,6 +9,7 @@ use super::errors;
 use super::row::{Answer, cell, text, unreadable};
 use super::sql::{BEGIN, COLUMNS, NOW_US, create, literal};
 use crate::error::{ErrorKind, Fault, StoreError};
+use crate::stores::table::{lacks_columns, not_ordinary};
 
 /// The variables that the checks and the doctor need. A server reports those that it has.
 const VARIABLES: &[&str] = &[
@@ -173,10 +174,7 @@ pub(super) fn check(info: &ServerInfo, host: &str, table: &str) -> Result<(), Fa
     let refused =
         |message: String, help: String| Err(Fault::new(ErrorKind::Unsupported, message).with_help(help));
     if kind != "BASE TABLE" {
-        return refused(
-            format!("{table:?} is not an ordinary table ({kind})"),
-            "create a separate table with `leasehold init`".to_owned(),
-        );
+        return Err(not_ordinary(table, kind));
     }
     if !engine.eq_ignore_ascii_case("InnoDB") {
         return refused(
@@ -202,9 +200,7 @@ pub(super) fn check(info: &ServerInfo, host: &str, table: &str) -> Result<(), Fa
     if missing.is_empty() {
         return Ok(());
     }
-    let message = format!("the table {table:?} lacks columns that leasehold needs: {}", missing.join(", "));
-    Err(Fault::new(ErrorKind::Invalid, message)
-        .with_help("add them: leasehold init (other clients ignore them)"))
+    Err(lacks_columns(table, &missing.join(", ")))
 }
 
 #[cfg(test)]

@@ -1,45 +1,27 @@
-//! The connections of a store. They are opened on demand, and each runs one request at a time.
+//! Checks the connections of a store, and sends requests on them.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use mysql_async::consts::StatusFlags;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, Row};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::connect::Connector;
-use super::errors::{self, Effect};
+use super::errors;
 use super::row::{Answer, cell};
 use super::server::{self, ServerInfo};
 use super::sql::{is_known, note_epoch, quoted};
 use crate::clock::{Moment, StoreClock, timeout};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
-use crate::stores::hosts::{Host, none_of};
-use crate::stores::rows::number;
-
-/// The most connections of a store, separately for acquisitions, reads and polls, for renewals, and for releases. So
-/// holders do not wait for contenders, and releases do not wait for renewals whose rows are locked.
-const MOST: [usize; 3] = [3, 4, 2];
-
-/// A connection that was unused for this long is closed.
-const IDLE: Duration = Duration::from_secs(60);
-
-/// The resolution of the server's clock.
-const RESOLUTION: Duration = Duration::from_micros(1);
+use crate::stores::hosts::{Host, first_of, primary_of};
+use crate::stores::pool::{self, Pool, Purpose};
+use crate::stores::rows::time;
+use crate::stores::table::Effect;
 
 /// The time limit of the queries that check a server.
 const CHECK_LIMIT: Duration = Duration::from_secs(5);
-
-/// The purpose of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Purpose {
-    /// Everything else.
-    Contend,
-    Renew,
-    Release,
-}
 
 /// A connection. It is closed when this is dropped.
 pub(super) struct Session {
@@ -51,10 +33,22 @@ pub(super) struct Session {
     pub(super) guard_of_grants: String,
     /// From when on the server grants locks, on its clock: see `failover_grace`.
     pub(super) grants_from_us: i64,
-    /// When the server last responded.
-    answered: Moment,
-    /// Whether the table existed. If not, the connection is not kept, so that the next one checks the table again.
     has_table: bool,
+}
+
+impl pool::Session for Session {
+    fn host(&self) -> &str {
+        &self.host
+    }
+
+    fn has_table(&self) -> bool {
+        self.has_table
+    }
+
+    /// A lost connection shows itself only when it is used.
+    fn is_open(&self) -> bool {
+        true
+    }
 }
 
 impl std::fmt::Debug for Session {
@@ -101,23 +95,19 @@ pub(super) struct Sessions {
     env: Env,
     /// The clock of the server.
     pub(super) clock: StoreClock,
-    /// The unused connections. The last one is used first.
-    idle: Mutex<Vec<Session>>,
-    permits: [Arc<Semaphore>; 3],
+    pub(super) pool: Arc<Pool<Session>>,
 }
 
-/// A connection in use by one request. If it is dropped while a statement runs, the connection is closed.
+/// A connection in use by one request.
 #[derive(Debug)]
 pub(super) struct Used {
     sessions: Arc<Sessions>,
-    session: Option<Session>,
-    _permit: OwnedSemaphorePermit,
+    used: pool::Used<Session>,
 }
 
 impl Sessions {
     pub(super) fn new(connector: Connector, env: Env) -> Self {
-        let permits = MOST.map(|most| Arc::new(Semaphore::new(most)));
-        Self { connector, env, clock: StoreClock::default(), idle: Mutex::default(), permits }
+        Self { connector, clock: StoreClock::default(), pool: Pool::new(env.clone()), env }
     }
 
     /// Returns the name of the table as in the URL.
@@ -125,41 +115,15 @@ impl Sessions {
         &self.connector.location.table
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<Session>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    fn hosts(&self) -> &[Host] {
+        &self.connector.location.database.hosts
     }
 
-    /// Waits for an unused connection. Opens one in a separate task. If the request is abandoned before the connection is
-    /// open, the next request gets it. The task holds the permit, so that abandoned requests do not open more connections
-    /// than there are permits.
+    /// Waits for an unused connection, or opens one to the first server that is the primary.
     pub(super) async fn take(self: &Arc<Self>, purpose: Purpose) -> Result<Used, StoreError> {
-        let closed = |_| Fault::unavailable("the store is closed").not_applied();
-        let permit = self.permits[purpose as usize].clone().acquire_owned().await.map_err(closed)?;
-        let now = self.env.now();
-        self.idle().retain(|session| now.longest_since(session.answered) < IDLE);
-        let idle = self.idle().pop();
-        let (sessions, pool) = (self.clone(), self.clone());
-        let used = move |session| Used { sessions, session: Some(session), _permit: permit };
-        if let Some(session) = idle {
-            return Ok(used(session));
-        }
-        let (give, given) = oneshot::channel();
-        tokio::spawn(async move {
-            let _ = give.send(pool.open().await.map(used));
-        });
-        given.await.unwrap_or_else(|_| Err(Fault::unavailable("the program is ending").not_applied()))
-    }
-
-    /// Connects to the first server that is the primary.
-    async fn open(&self) -> Result<Session, StoreError> {
-        let mut failed = Vec::new();
-        for host in &self.connector.location.database.hosts {
-            match self.open_at(host).await {
-                Ok(session) => return Ok(session),
-                Err(error) => failed.push(error),
-            }
-        }
-        Err(none_of(failed))
+        let (sessions, opens) = (self.clone(), self.clone());
+        let open = async move { first_of(opens.hosts(), |host| opens.open_at(host)).await };
+        Ok(Used { used: self.pool.take(purpose, open).await?, sessions })
     }
 
     async fn open_at(&self, host: &Host) -> Result<Session, StoreError> {
@@ -197,7 +161,6 @@ impl Sessions {
             guard: String::new(),
             guard_of_grants: String::new(),
             grants_from_us: 0,
-            answered: sent,
             has_table: false,
         };
         let info = timeout(&*self.env.clock, CHECK_LIMIT, session.info(self.table())).await;
@@ -207,120 +170,80 @@ impl Sessions {
             self.note_clock(info.clock_us, sent);
         }
         (session.guard, session.guard_of_grants) = (info.guard(), info.guard());
-        (session.has_table, session.answered) = (info.table.is_some(), self.env.now());
+        session.has_table = info.table.is_some();
         Ok((session, info))
     }
 
-    /// Connects to the primary, or else to another server, and returns its properties.
+    /// Connects to the primary, or else to another server, and returns its properties. The connection is not part of the
+    /// pool.
     pub(super) async fn any(&self) -> Result<(Session, ServerInfo), StoreError> {
-        let (mut other, mut failed) = (None, Vec::new());
-        for host in &self.connector.location.database.hosts {
-            match self.checked(host).await {
-                Ok((session, info)) if server::check_server(&info, &session.host).is_ok() => {
-                    return Ok((session, info));
-                }
-                Ok(found) => other = Some(found),
-                Err(error) => failed.push(error),
-            }
-        }
-        other.ok_or_else(|| none_of(failed))
+        let is_primary =
+            |(session, info): &(Session, ServerInfo)| server::check_server(info, &session.host).is_ok();
+        primary_of(self.hosts(), ("MySQL", &self.env), |host| self.checked(host), is_primary).await
     }
 
     /// Records the reading of the server's clock in a response that has just arrived.
     fn note_clock(&self, clock_us: i64, sent: Moment) {
-        self.clock.observe(u64::try_from(clock_us).unwrap_or(0), RESOLUTION, sent, self.env.now());
-    }
-
-    /// Returns a lower bound of the server's clock at `now`.
-    pub(super) fn clock_us(&self, now: Moment) -> i64 {
-        self.clock.bounds(now).map_or(0, |time| number(time.lo_us))
-    }
-
-    /// Closes the unused connections.
-    pub(super) fn close_idle(&self) {
-        self.idle().clear();
+        self.clock.observe_us(time(clock_us), sent, self.env.now());
     }
 }
 
 impl Used {
     /// Returns the connection, unless a request has failed on it.
     pub(super) fn session(&self) -> Result<&Session, StoreError> {
-        self.session
-            .as_ref()
-            .ok_or_else(|| Fault::unavailable("the connection to MySQL is closed").not_applied())
+        self.used.session()
     }
 
     /// Closes the connection.
     pub(super) fn close(&mut self) {
-        self.session = None;
+        self.used.close();
     }
 
     /// Sends one request. The last statement may return the time and whether the server is the same, in columns `now_us`
-    /// and `is_same`. After an error of the connection, and if the future is dropped, all connections are closed: the
-    /// unused ones may be dead too, and each would cost an attempt. Returns no answers if the row to insert is there.
+    /// and `is_same`. Returns no answers if the row to insert is there. If the future is dropped, the connection is closed,
+    /// and later calls fail.
     pub(super) async fn query(&mut self, effect: Effect, sql: &str) -> Result<Vec<Answer>, StoreError> {
-        self.session()?;
-        let began = self.sessions.env.now();
-        let mut running = Running { session: self.session.take(), sessions: &self.sessions };
-        let Some(session) = &mut running.session else { return Ok(Vec::new()) };
-        let table = self.sessions.table();
-        let answers = match session.run(sql).await {
+        let mut running = self.used.begin()?;
+        let began = running.began;
+        let answer = running.session()?.run(sql).await;
+        running.end(!answer.as_ref().is_err_and(|(error, _)| errors::is_lost(error)));
+        let answers = match answer {
             Ok(answers) => answers,
+            Err((error, _)) if errors::is(&error, errors::DUPLICATE) => return Ok(Vec::new()),
             Err((error, may_be_done)) => {
-                if !errors::is_fatal(&error) {
-                    session.answered = self.sessions.env.now();
-                    self.session = running.session.take();
+                if errors::is_not_primary(&error) {
+                    self.used.leave_server();
                 }
-                if errors::is(&error, errors::DUPLICATE) {
-                    return Ok(Vec::new());
-                }
-                return Err(errors::of_statement(&error, effect, may_be_done, table));
+                return Err(errors::of_statement(&error, effect, may_be_done, self.sessions.table()));
             }
         };
-        if effect == Effect::Writes && !session.has_committed() {
+        let checked = self.check(effect, &answers, began);
+        if checked.is_err() {
+            self.used.leave_server();
+        }
+        checked.map(|()| answers)
+    }
+
+    /// Checks the answers to a request that was sent at `began`.
+    fn check(&self, effect: Effect, answers: &[Answer], began: Moment) -> Result<(), StoreError> {
+        if effect == Effect::Writes && !self.session()?.has_committed() {
             return Err(Fault::unavailable(
                 "MySQL did not commit the statement, although autocommit was set",
             )
             .with_help("if a proxy is between, let it keep the settings of a session")
             .maybe_applied());
         }
-        if let Some(row) =
-            answers.last().and_then(|answer| answer.rows.first()).filter(|row| has(row, "is_same"))
-        {
-            if !cell::<bool>(row, "is_same")? {
-                let done = effect == Effect::Writes && answers[0].affected > 0;
-                let fault = errors::not_primary(
-                    "another server than the one that was checked answered, or it is read-only, or it was promoted since",
-                );
-                return Err(if done { fault.maybe_applied() } else { fault.not_applied() });
-            }
-            self.sessions.note_clock(cell(row, "now_us")?, began);
+        let row = answers.last().and_then(|answer| answer.rows.first());
+        let Some(row) = row.filter(|row| has(row, "is_same")) else { return Ok(()) };
+        if !cell::<bool>(row, "is_same")? {
+            let done = effect == Effect::Writes && answers[0].affected > 0;
+            let fault = errors::not_primary(
+                "another server than the one that was checked answered, or it is read-only, or it was promoted since",
+            );
+            return Err(if done { fault.maybe_applied() } else { fault.not_applied() });
         }
-        session.answered = self.sessions.env.now();
-        self.session = running.session.take();
-        Ok(answers)
-    }
-}
-
-impl Drop for Used {
-    fn drop(&mut self) {
-        if let Some(session) = self.session.take().filter(|session| session.has_table) {
-            self.sessions.idle().push(session);
-        }
-    }
-}
-
-/// A connection that runs a request. If this is dropped with it, all unused connections are closed too.
-struct Running<'a> {
-    session: Option<Session>,
-    sessions: &'a Sessions,
-}
-
-impl Drop for Running<'_> {
-    fn drop(&mut self) {
-        if self.session.is_some() {
-            self.sessions.close_idle();
-        }
+        self.sessions.note_clock(cell(row, "now_us")?, began);
+        Ok(())
     }
 }
 

@@ -6,20 +6,21 @@ use std::time::Duration;
 use mysql_async::Row;
 
 use super::connect::Connector;
-use super::errors::Effect;
 use super::row::{Answer, Stored, cell, text, unreadable};
-use super::sessions::{Purpose, Sessions};
+use super::sessions::Sessions;
 use super::sql::{self, Writing, quoted};
 use crate::clock::micros;
 use crate::env::Env;
-use crate::error::{ErrorKind, Fault, StoreError};
+use crate::error::{Fault, StoreError};
 use crate::lease::attempt_limit;
 use crate::protocol::record::{Content, Record};
 use crate::protocol::records::{Change, Found, Refusal, Written};
 use crate::register::Version;
 use crate::stores::grace;
 use crate::stores::pages::Page;
+use crate::stores::pool::Purpose;
 use crate::stores::rows::{locked_by, number, version_of};
+use crate::stores::table::{Effect, used_by_others};
 use crate::types::LockName;
 
 /// The number of names in a page.
@@ -62,15 +63,10 @@ impl MysqlStore {
         if *change == Change::Grant {
             grace::check(self.sessions.connector.location.failover_grace, kept, Duration::ZERO)?;
         }
-        let purpose = match change {
-            Change::Grant => Purpose::Contend,
-            Change::Renew => Purpose::Renew,
-            Change::Free => Purpose::Release,
-        };
         let began = self.env.now();
-        let mut used = self.sessions.take(purpose).await?;
+        let mut used = self.sessions.take((*change).into()).await?;
         let now = self.env.now();
-        let (clock_us, session) = (self.sessions.clock_us(now), used.session()?);
+        let (clock_us, session) = (number(self.sessions.clock.lowest_us(now)), used.session()?);
         if *change == Change::Grant && clock_us < session.grants_from_us {
             // Only a read shows who has the lock.
             if tokens.is_some() {
@@ -132,21 +128,16 @@ impl MysqlStore {
         let answers = used.query(Effect::None, &names).await?;
         let rows = answers.first().map_or(&[][..], |answer| &answer.rows);
         let items = rows.iter().map(|row| Ok(text(row, "name")?.unwrap_or_default()));
-        let items: Vec<String> = items.collect::<Result<_, StoreError>>()?;
-        let next = if items.len() == PAGE { items.last().cloned() } else { None };
-        Ok(Page { items, next })
+        Ok(Page::of_at_most(PAGE, items.collect::<Result<_, StoreError>>()?))
     }
 
     /// Fails if ShedLock uses the table.
     pub(super) async fn check_unshared(&self) -> Result<(), StoreError> {
         let answers = self.send(Effect::None, &sql::is_shared(&self.table)).await?;
-        if !cell::<bool>(only(&answers)?, "is_shared")? {
-            return Ok(());
+        match cell::<bool>(only(&answers)?, "is_shared")? {
+            true => Err(used_by_others(self.sessions.table())),
+            false => Ok(()),
         }
-        let message = format!("the table {:?} is used by other clients too", self.sessions.table());
-        Err(Fault::new(ErrorKind::Unsupported, message)
-            .with_help("ShedLock remembers which names have rows: its job would not run again until its JVM restarts. Keep the rows")
-            .not_applied())
     }
 }
 

@@ -11,7 +11,7 @@ use super::link::{Events, Link};
 use crate::clock::timeout;
 use crate::env::Env;
 use crate::error::{Error, Fault, StoreError};
-use crate::stores::hosts::{CONNECT_LIMIT, Host, none_of};
+use crate::stores::hosts::{CONNECT_LIMIT, Host, first_of};
 use crate::stores::password::Accepted;
 use crate::stores::tls::{blocking, client_config};
 
@@ -36,23 +36,17 @@ impl Connector {
     /// Connects to the first server that describes the bucket in time. Returns the description too. A server that is
     /// cut off from its cluster accepts connections, but does not respond, or knows no leader.
     pub(super) async fn connect(&self, env: &Env) -> Result<(Link, Result<Bucket, Refusal>), StoreError> {
-        let mut failed = Vec::new();
-        for host in &self.location.hosts {
+        let connect = |host| async move {
             let connecting = async {
                 let link = self.connect_to(host).await?;
                 let answer = bucket::ask(&link, &self.location.keys).await?;
                 Ok((link, answer))
             };
             let connected = timeout(&*env.clock, CONNECT_LIMIT, connecting).await;
-            match connected.unwrap_or_else(|| Err(no_response(host))) {
-                Ok(connected) => {
-                    self.accepted.note();
-                    return Ok(connected);
-                }
-                Err(error) => failed.push(self.accepted.judge(error)),
-            }
-        }
-        Err(none_of(failed))
+            let connected = connected.unwrap_or_else(|| Err(no_response(host)));
+            connected.inspect(|_| self.accepted.note()).map_err(|error| self.accepted.judge(error))
+        };
+        first_of(&self.location.hosts, connect).await
     }
 
     async fn connect_to(&self, host: &Host) -> Result<Link, StoreError> {

@@ -52,8 +52,6 @@ pub(super) struct Link {
     events: Arc<Events>,
     /// The server, for messages.
     pub(super) host: String,
-    /// When the latest response arrived.
-    heard: Mutex<Option<Moment>>,
     /// When the bucket was last asked for.
     asked: Mutex<Option<Moment>>,
 }
@@ -66,11 +64,7 @@ impl Connection for Link {
 
 impl Link {
     pub(super) fn new(client: Client, events: Arc<Events>, host: String) -> Self {
-        Self { client, events, host, heard: Mutex::default(), asked: Mutex::default() }
-    }
-
-    pub(super) fn heard(&self) -> MutexGuard<'_, Option<Moment>> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+        Self { client, events, host, asked: Mutex::default() }
     }
 
     pub(super) fn asked(&self) -> MutexGuard<'_, Option<Moment>> {

@@ -16,18 +16,11 @@ use crate::env::Env;
 use crate::error::{Fault, StoreError};
 use crate::stores::on_demand::OnDemand;
 
-/// If a request is given up, and no response has arrived for this long since it was sent, later requests use another
-/// connection.
-const STALLED: Duration = Duration::from_millis(200);
-
 /// How long a reading of the server's clock is used. Then the next request asks for another one.
 const CLOCK_USED: Duration = Duration::from_secs(10);
 
 /// The time limit of that question.
 const CLOCK_LIMIT: Duration = Duration::from_millis(500);
-
-/// The resolution of the server's clock.
-const RESOLUTION: Duration = Duration::from_micros(1);
 
 /// The connection of a store.
 #[derive(Debug)]
@@ -41,12 +34,12 @@ pub(super) struct Links {
 
 impl Links {
     pub(super) fn new(connector: Connector, env: Env) -> Self {
-        Self { connector, env, clock: StoreClock::default(), current: Arc::default() }
+        Self { connector, clock: StoreClock::default(), current: OnDemand::new(env.clone()), env }
     }
 
     async fn link(self: &Arc<Self>) -> Result<Arc<Link>, StoreError> {
         let links = self.clone();
-        self.current.get(|| async move { links.connect().await }, || {}).await
+        self.current.get(async move { links.connect().await }, || {}).await
     }
 
     async fn connect(&self) -> Result<Link, StoreError> {
@@ -62,7 +55,7 @@ impl Links {
         let keys = &self.connector.location.keys;
         let bucket = bucket.map_err(|refusal| refusal.error(&keys.bucket))?;
         if let Some(us) = bucket.time_us() {
-            self.clock.observe(us, RESOLUTION, sent, self.env.now());
+            self.clock.observe_us(us, sent, self.env.now());
         }
         bucket.check(keys).map_err(Fault::not_applied)
     }
@@ -101,28 +94,7 @@ impl Links {
         payload: Bytes,
     ) -> Result<Bytes, StoreError> {
         let link = self.link().await?;
-        let mut waiting = Waiting { links: self, link: &link, since: Some(self.env.now()) };
         self.refresh(&link);
-        let answer = link.request(subject, headers, payload).await;
-        waiting.since = None;
-        *link.heard() = Some(self.env.now());
-        answer
-    }
-}
-
-/// A request that waits for its response.
-struct Waiting<'a> {
-    links: &'a Links,
-    link: &'a Arc<Link>,
-    since: Option<Moment>,
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        let (now, heard) = (self.links.env.now(), *self.link.heard());
-        let is_long_ago = |moment: Moment| now.shortest_since(moment) > STALLED;
-        if self.since.is_some_and(is_long_ago) && heard.is_none_or(is_long_ago) {
-            self.links.current.give_up(self.link);
-        }
+        self.current.response(&link, link.request(subject, headers, payload)).await
     }
 }

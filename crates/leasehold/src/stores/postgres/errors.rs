@@ -9,13 +9,7 @@ use crate::lease::printable;
 use crate::stores::certificates;
 use crate::stores::database::innermost;
 use crate::stores::hosts::MAX_SHOWN;
-
-/// Whether a statement changes anything.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Effect {
-    None,
-    Writes,
-}
+use crate::stores::table::Effect;
 
 /// Returns the error of a statement that was sent.
 pub(super) fn of_statement(error: &Error, effect: Effect, table: &Table) -> StoreError {

@@ -6,7 +6,7 @@ use tokio_postgres::Row;
 
 use super::config::Table;
 use super::connect::Link;
-use super::errors::{self, Effect};
+use super::errors;
 use super::row::{cell, only};
 use super::schema::{Flaws, flaws, wrong_types};
 use super::server::{self, ServerInfo};
@@ -15,6 +15,7 @@ use super::store::PostgresStore;
 use crate::diagnosis::{Examined, Finding};
 use crate::error::StoreError;
 use crate::retry::RetryBudget;
+use crate::stores::table::{self, Effect};
 
 /// Reads the server's settings.
 pub(super) const SETTINGS: &str =
@@ -42,13 +43,8 @@ pub(super) const TABLE: &str = "SELECT
 
 impl PostgresStore {
     pub(super) async fn examined(&self) -> Examined {
-        let mut examined = Examined::default();
-        let table = self.sessions.table();
-        examined.least_permissions = vec![
-            "the minimum that leasehold needs:".to_owned(),
-            format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {} TO ...", table.sql),
-            "(DELETE is only for `leasehold sweep` and the doctor)".to_owned(),
-        ];
+        let least_permissions = table::least_permissions(&self.sessions.table().sql);
+        let mut examined = Examined { least_permissions, ..Examined::default() };
         let budget = RetryBudget::of_question(&self.env);
         if let Err(error) = budget.request(self.look_at_all(&mut examined)).await {
             examined.push(Finding::stopped("server", &error));
@@ -108,8 +104,7 @@ fn suits(info: &ServerInfo, host: &str, table: &Table, flaws: &Flaws) -> Finding
     const CHECK: &str = "table";
     let name = &table.name;
     if info.kind.is_none() {
-        return Finding::failed(CHECK, format!("there is no table {name:?}"))
-            .with_help("create it: leasehold init");
+        return table::no_table(CHECK, name);
     }
     // The check `primary` reports a server that is not the primary.
     let on_primary = ServerInfo { is_standby: false, is_read_only: false, ..info.clone() };
@@ -171,21 +166,18 @@ fn failover(synchronous: &str, standbys: i64, grace: Duration) -> Finding {
 }
 
 fn permissions(row: &Row) -> Result<Finding, StoreError> {
-    const CHECK: &str = "permission-table";
-    let may = |name: &'static str, column: &str| Ok::<_, StoreError>((name, cell::<bool>(row, column)?));
-    let all = [may("SELECT", "may_select")?, may("INSERT", "may_insert")?, may("UPDATE", "may_update")?];
-    let lacks: Vec<_> = all.iter().filter(|(_, may)| !may).map(|(name, _)| *name).collect();
-    Ok(if !lacks.is_empty() {
-        Finding::failed(CHECK, format!("the user lacks {} on the table", lacks.join(", ")))
-            .with_help("GRANT them to the user, as below")
-    } else if !may("DELETE", "may_delete")?.1 {
-        Finding::warning(
-            CHECK,
-            "the user lacks DELETE on the table: `leasehold sweep` will not work, and the doctor leaves rows",
-        )
-    } else {
-        Finding::passed(CHECK, "the user may select, insert, update and delete rows")
-    })
+    let mut lacks = Vec::new();
+    for (name, may) in [
+        ("SELECT", "may_select"),
+        ("INSERT", "may_insert"),
+        ("UPDATE", "may_update"),
+        ("DELETE", "may_delete"),
+    ] {
+        if !cell::<bool>(row, may)? {
+            lacks.push(name);
+        }
+    }
+    Ok(table::permissions("permission-table", &lacks))
 }
 
 fn key(is_unique: bool, table: &Table) -> Finding {

@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use tokio::task::AbortHandle;
 
-use super::errors::Effect;
-use super::sessions::{Purpose, Sessions};
+use super::sessions::Sessions;
 use super::statements::{Sql, channel, text};
 use crate::clock::timeout;
 use crate::diagnosis::{CheckStatus, Finding};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::stores::notifications::{Calls, UNUSED};
+use crate::stores::pool::Purpose;
+use crate::stores::table::Effect;
 
 /// For how long the doctor waits for a notification.
 const EXAMINATION: Duration = Duration::from_secs(2);
@@ -132,7 +133,7 @@ impl Listener {
                 }
                 None => {}
             }
-            if self.calls.are_unused() && self.sessions.stop_listening() {
+            if self.calls.are_unused() && self.sessions.pool.stop_listening() {
                 return Ok(());
             }
         }

@@ -10,9 +10,7 @@ use futures_util::stream::BoxStream;
 use super::POLL_INTERVAL;
 use super::config::Location;
 use super::connect::Connector;
-use super::errors::Effect;
 use super::row::{cell, cells, only, unreadable};
-use super::sessions::Purpose;
 use super::statements::{Sql, Statements, int8, text};
 use super::store::{AnyFree, PostgresStore, Writing, usual_limit};
 use crate::clock::StoreTime;
@@ -28,7 +26,9 @@ use crate::retry::{RetryBudget, repeated};
 use crate::stores::columns::Columns;
 use crate::stores::notifications::until_first;
 use crate::stores::pages;
+use crate::stores::pool::Purpose;
 use crate::stores::rows::{is_ours, number};
+use crate::stores::table::Effect;
 use crate::types::LockName;
 use crate::worker::{Job, OnWorker};
 
@@ -99,7 +99,7 @@ impl Drop for PostgresRecords {
         let store = self.worker.leases.clone();
         self.worker.finish(async move {
             store.listener.end();
-            store.sessions.close_idle();
+            store.sessions.pool.close_idle();
         });
     }
 }

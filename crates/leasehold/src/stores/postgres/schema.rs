@@ -5,7 +5,7 @@ use tokio_postgres::error::SqlState;
 
 use super::config::Table;
 use super::connect::Link;
-use super::errors::{self, Effect};
+use super::errors;
 use super::row::cell;
 use super::server;
 use super::sql::OWN_COLUMNS;
@@ -13,6 +13,7 @@ use super::statements::text;
 use super::store::PostgresStore;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::retry::RetryBudget;
+use crate::stores::table::Effect;
 
 /// The columns that ShedLock also uses, and their types in the schema `pg_catalog`.
 const SHARED_COLUMNS: &[(&str, &str)] =

@@ -7,12 +7,14 @@ use tokio_postgres::Row;
 
 use super::config::Table;
 use super::connect::{Link, MARK};
-use super::errors::{self, Effect};
+use super::errors;
 use super::sql::{EQ, GE, LE, NE, NOW_US, OWN_COLUMNS};
 use super::statements::text;
 use crate::clock::timeout;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
+use crate::stores::table::Effect;
+use crate::stores::table::{lacks_columns, not_ordinary};
 
 /// The oldest version that supports the SQL of the statements.
 const OLDEST: i64 = 120_000;
@@ -133,19 +135,12 @@ pub(super) fn check(info: &ServerInfo, host: &str, table: &Table) -> Result<(), 
                 .with_help(format!("ALTER TABLE {} SET LOGGED", table.sql)));
         }
         _ => {
-            return Err(refused(format!(
-                "{name:?} is not an ordinary table (a view, a partitioned, foreign or temporary table)"
-            ))
-            .with_help("create a separate table with `leasehold init`"));
+            return Err(not_ordinary(name, "a view, a partitioned, foreign or temporary table"));
         }
     }
     match (&info.wrong_times, &info.missing) {
         (None, None) => Ok(()),
-        (None, Some(columns)) => Err(Fault::new(
-            ErrorKind::Invalid,
-            format!("the table {name:?} lacks columns that leasehold needs: {columns}"),
-        )
-        .with_help("add them: leasehold init (other clients ignore them)")),
+        (None, Some(columns)) => Err(lacks_columns(name, columns)),
         (Some(columns), _) => Err(refused(format!(
             "the table {name:?} has the columns {columns}: their times depend on each session's TimeZone, or are too coarse"
         ))

@@ -6,14 +6,13 @@ use std::time::Duration;
 use tokio_postgres::Row;
 
 use super::connect::Connector;
-use super::errors::Effect;
 use super::listener::Listener;
 use super::row::{cell, cells, only, unreadable};
-use super::sessions::{Purpose, Sessions};
+use super::sessions::Sessions;
 use super::statements::{Parameter, Sql, Statements, boolean, int8, text};
 use crate::clock::{Moment, micros};
 use crate::env::Env;
-use crate::error::{ErrorKind, Fault, StoreError};
+use crate::error::{Fault, StoreError};
 use crate::lease::{Ttl, attempt_limit};
 use crate::protocol::record::{Content, Record};
 use crate::protocol::records::{Change, Found, Refusal, Written};
@@ -22,7 +21,9 @@ use crate::register::Version;
 use crate::stores::columns::Columns;
 use crate::stores::grace;
 use crate::stores::pages::Page;
+use crate::stores::pool::Purpose;
 use crate::stores::rows::{Cells, locked_by, number, version_of};
+use crate::stores::table::{Effect, used_by_others};
 use crate::types::LockName;
 
 /// The number of names in a page.
@@ -105,11 +106,6 @@ impl PostgresStore {
         if *change == Change::Grant {
             grace::check(self.sessions.failover_grace(), kept, Duration::ZERO)?;
         }
-        let purpose = match change {
-            Change::Grant => Purpose::Contend,
-            Change::Renew => Purpose::Renew,
-            Change::Free => Purpose::Release,
-        };
         let limit = attempt_limit(record.ttl());
         // A grant over a row that was read waits for other grants first, and reads the clock before it waits for the row.
         let waits_twice = *change == Change::Grant && over.is_none();
@@ -120,13 +116,13 @@ impl PostgresStore {
         };
         let by = locked_by(record.grant);
         let began = self.env.now();
-        let mut used = self.sessions.take(purpose).await?;
+        let mut used = self.sessions.take((*change).into()).await?;
         let now = self.env.now();
         let too_late = match change {
             Change::Grant | Change::Renew => {
                 let row_wait = if waits_twice { row_limit } else { Duration::ZERO };
                 let left = limit.saturating_sub(now.longest_since(began)).saturating_sub(row_wait);
-                self.sessions.clock_us(now).saturating_add(number(micros(left)))
+                number(self.sessions.clock.lowest_us(now).saturating_add(micros(left)))
             }
             Change::Free => i64::MAX,
         };
@@ -248,8 +244,7 @@ impl PostgresStore {
         let parameters = [text(&prefix), text(&from), int8(&count)];
         let rows = self.rows(Effect::None, &self.statements.names, &parameters).await?;
         let items: Vec<String> = rows.iter().map(|row| cell(row, "name")).collect::<Result<_, _>>()?;
-        let next = if items.len() == PAGE { items.last().cloned() } else { None };
-        Ok(Page { items, next })
+        Ok(Page::of_at_most(PAGE, items))
     }
 
     /// Fails if ShedLock uses the table. Keeps the result for a while, because the query reads the whole table.
@@ -262,11 +257,7 @@ impl PostgresStore {
         let table = self.sessions.table();
         let rows = self.rows(Effect::None, &self.statements.is_shared, &[text(&table.sql)]).await?;
         if cell(only(&rows)?, "is_shared")? {
-            let message =
-                format!("the table {:?} is used by other clients too, or was created for them", table.name);
-            return Err(Fault::new(ErrorKind::Unsupported, message)
-                .with_help("ShedLock remembers which names have rows: its job would not run again until its JVM restarts. Keep the rows")
-                .not_applied());
+            return Err(used_by_others(&table.name));
         }
         *self.unshared.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
         Ok(())

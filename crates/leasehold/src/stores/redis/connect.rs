@@ -14,14 +14,14 @@ use tokio_rustls::TlsConnector;
 use super::answer::{called, unreadable};
 use super::config::Location;
 use super::errors;
-use super::link::{self, Link};
+use super::link::Link;
 use super::server::ServerInfo;
 use super::slots::Slots;
 use crate::clock::{StoreClock, timeout};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::stores::certificates;
-use crate::stores::hosts::{CONNECT_LIMIT, Host, none_of};
+use crate::stores::hosts::{CONNECT_LIMIT, Host, first_of, primary_of};
 use crate::stores::notifications::Calls;
 use crate::stores::password::{Accepted, Password};
 use crate::stores::tls::{blocking, client_config};
@@ -79,49 +79,37 @@ impl Connector {
         calls: &Arc<Calls>,
         clock: &StoreClock,
     ) -> Result<Link, StoreError> {
-        let mut failed = Vec::new();
-        for host in &self.location.hosts {
-            let link = match &self.location.master {
-                None => self.connect_to(host, env, Some(calls)).await,
-                Some(master) => self.connect_by(host, master, env, Some(calls)).await,
-            };
-            let link = match link {
-                Ok(link) => {
-                    self.accepted.note();
-                    link.server
-                        .check(&link.host.to_string(), self.location.cluster)
-                        .map(|()| link)
-                        .map_err(Fault::not_applied)
-                }
-                Err(error) => Err(self.accepted.judge(error)),
-            };
-            match link {
-                Ok(link) => {
-                    let (clock_us, sent) = link.time;
-                    clock.observe(clock_us, link::RESOLUTION, sent, env.now());
-                    return Ok(link);
-                }
-                Err(error) => failed.push(error),
-            }
-        }
-        Err(none_of(failed))
+        let link = first_of(&self.location.hosts, |host| async move {
+            let link = self.connect_at(host, env, Some(calls)).await;
+            let link = link.map_err(|error| self.accepted.judge(error))?;
+            self.accepted.note();
+            let checked = link.server.check(&link.host.to_string(), self.location.cluster);
+            checked.map_err(Fault::not_applied)?;
+            Ok(link)
+        })
+        .await?;
+        let (clock_us, sent) = link.time;
+        clock.observe_us(clock_us, sent, env.now());
+        Ok(link)
     }
 
     /// Connects to any server, preferably the primary, even if it is unsuitable for locks.
     pub(super) async fn connect_to_any(&self, env: &Env) -> Result<Link, StoreError> {
-        let (mut other, mut failed) = (None, Vec::new());
-        for host in &self.location.hosts {
-            let link = match &self.location.master {
-                None => self.connect_to(host, env, None).await,
-                Some(master) => self.connect_by(host, master, env, None).await,
-            };
-            match link {
-                Ok(link) if link.server.is_primary => return Ok(link),
-                Ok(link) => other = Some(link),
-                Err(error) => failed.push(error),
-            }
+        let connect = |host| self.connect_at(host, env, None);
+        primary_of(&self.location.hosts, ("Redis", env), connect, |link| link.server.is_primary).await
+    }
+
+    /// Connects to `host`, or to the primary that it names if it is a Sentinel.
+    async fn connect_at(
+        &self,
+        host: &Host,
+        env: &Env,
+        calls: Option<&Arc<Calls>>,
+    ) -> Result<Link, StoreError> {
+        match &self.location.master {
+            None => self.connect_to(host, env, calls).await,
+            Some(master) => self.connect_by(host, master, env, calls).await,
         }
-        other.ok_or_else(|| none_of(failed))
     }
 
     /// Asks a Sentinel for the primary and connects to it.

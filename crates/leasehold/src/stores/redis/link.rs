@@ -2,7 +2,6 @@
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use tokio::task::AbortHandle;
@@ -12,9 +11,6 @@ use crate::clock::Moment;
 use crate::stores::hosts::Host;
 use crate::stores::on_demand::Connection;
 
-/// The resolution of the server's clock.
-pub(super) const RESOLUTION: Duration = Duration::from_micros(1);
-
 /// An open connection. It is closed when this is dropped.
 pub(super) struct Link {
     pub(super) connection: MultiplexedConnection,
@@ -23,8 +19,6 @@ pub(super) struct Link {
     pub(super) server: ServerInfo,
     /// The server's time when the connection was opened, and when it was asked for.
     pub(super) time: (u64, Moment),
-    /// When the first abandoned request since the latest response was sent.
-    unanswered: Mutex<Option<Moment>>,
     /// Whether the connection has a subscription, or was refused one.
     pub(super) listens: AtomicBool,
     vouched: Mutex<Option<Vouched>>,
@@ -64,14 +58,9 @@ impl Link {
             host,
             server: ServerInfo::default(),
             time: (0, now),
-            unanswered: Mutex::default(),
             listens: AtomicBool::default(),
             vouched: Mutex::default(),
         }
-    }
-
-    pub(super) fn unanswered(&self) -> MutexGuard<'_, Option<Moment>> {
-        self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn vouched(&self) -> MutexGuard<'_, Option<Vouched>> {

@@ -2,23 +2,18 @@
 //! opened on demand, and replaced when it is lost or does not respond.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, RedisResult, ScriptInvocation, Value};
 
 use super::connect::Connector;
 use super::errors;
-use super::link::{Link, RESOLUTION};
-use crate::clock::{Moment, StoreClock};
+use super::link::Link;
+use crate::clock::StoreClock;
 use crate::env::Env;
 use crate::error::StoreError;
 use crate::stores::notifications::Calls;
 use crate::stores::on_demand::OnDemand;
-
-/// If no response arrives for this long after the first abandoned request was sent, later requests use another
-/// connection.
-const STALLED: Duration = Duration::from_millis(500);
 
 /// The connection to a primary.
 #[derive(Debug)]
@@ -33,7 +28,7 @@ pub(super) struct Links {
 
 impl Links {
     pub(super) fn new(connector: Connector, env: Env, calls: Arc<Calls>) -> Self {
-        Self { connector, env, calls, current: Arc::default(), clock: StoreClock::default() }
+        Self { connector, calls, current: OnDemand::new(env.clone()), env, clock: StoreClock::default() }
     }
 
     pub(super) fn opened(&self) -> Option<Arc<Link>> {
@@ -43,23 +38,13 @@ impl Links {
     /// Returns the connection to the primary.
     pub(super) async fn link(self: &Arc<Self>) -> Result<Arc<Link>, StoreError> {
         let (links, listens) = (self.clone(), self.clone());
-        let open = || async move { links.connector.connect(&links.env, &links.calls, &links.clock).await };
+        let open = async move { links.connector.connect(&links.env, &links.calls, &links.clock).await };
         let in_use = move || {
             if listens.calls.are_expected() {
                 listens.listen();
             }
         };
         self.current.get(open, in_use).await
-    }
-
-    /// Records the time in a response that has just arrived, to a request that was sent at `sent`.
-    pub(super) fn note_clock(&self, clock_us: u64, sent: Moment) {
-        self.clock.observe(clock_us, RESOLUTION, sent, self.env.now());
-    }
-
-    /// Returns a lower bound of the server's clock at `now`.
-    pub(super) fn clock_us(&self, now: Moment) -> u64 {
-        self.clock.bounds(now).map_or(0, |time| time.lo_us)
     }
 
     pub(super) fn close(&self) {
@@ -87,10 +72,7 @@ impl Links {
         link: &Arc<Link>,
         request: impl Future<Output = RedisResult<T>>,
     ) -> RedisResult<T> {
-        let mut running = Running { links: self, link, began: self.env.now(), answered: false };
-        let answer = request.await;
-        running.answered = true;
-        link.unanswered().take();
+        let answer = self.current.response(link, request).await;
         answer.inspect_err(|error| {
             if errors::is_of_this_server(error) {
                 self.current.give_up(link);
@@ -110,24 +92,4 @@ async fn asked(
     both.cmd("ASKING").ignore().invoke_script(script).ignore_errors();
     let (answer,): (RedisResult<Value>,) = both.query_async(connection).await?;
     answer
-}
-
-/// A request that waits for its response.
-struct Running<'a> {
-    links: &'a Links,
-    link: &'a Arc<Link>,
-    began: Moment,
-    answered: bool,
-}
-
-impl Drop for Running<'_> {
-    fn drop(&mut self) {
-        if self.answered {
-            return;
-        }
-        let since = *self.link.unanswered().get_or_insert(self.began);
-        if self.links.env.now().shortest_since(since) > STALLED {
-            self.links.current.give_up(self.link);
-        }
-    }
 }

@@ -291,7 +291,7 @@ impl RedisRecords {
             match self.shards().invoke(&shard, &invocation).await {
                 Ok(answer) => {
                     let answer = Answer::of(answer)?;
-                    shard.links.note_clock(answer.now_us, sent);
+                    shard.links.clock.observe_us(answer.now_us, sent, self.env.now());
                     if answer.outcome != "replaced" || !may_repeat {
                         return Ok((shard, answer));
                     }
@@ -353,7 +353,7 @@ impl RedisRecords {
         let arguments = |shard: &Shard, script: &mut ScriptInvocation<'_>| {
             let now = self.env.now();
             let left = attempt_limit(record.ttl()).saturating_sub(now.longest_since(began));
-            let too_late = shard.links.clock_us(now).saturating_add(micros(left));
+            let too_late = shard.links.clock.lowest_us(now).saturating_add(micros(left));
             script
                 .arg(expect)
                 .arg(change.as_str())

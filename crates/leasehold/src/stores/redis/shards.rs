@@ -16,9 +16,10 @@ use super::links::Links;
 use super::slots::{Redirect, Slots};
 use crate::clock::{StoreTime, micros};
 use crate::env::Env;
-use crate::error::{Fault, StoreError};
+use crate::error::StoreError;
 use crate::stores::hosts::{Host, none_of};
 use crate::stores::notifications::Calls;
+use crate::worker::detached;
 
 /// How many servers of a cluster are asked at once for its slots.
 const ASKED: usize = 4;
@@ -119,7 +120,7 @@ impl Shards {
     /// task, so that if the request is abandoned, the next one gets them.
     pub(super) async fn slots(self: &Arc<Self>, seen: Arc<Slots>) -> Result<Arc<Slots>, StoreError> {
         let shards = self.clone();
-        let asked = tokio::spawn(async move {
+        detached(async move {
             let _asking = shards.asking.lock().await;
             let latest = shards.latest();
             if !Arc::ptr_eq(&latest, &seen) && !latest.hosts().is_empty() {
@@ -142,8 +143,8 @@ impl Shards {
                 }
             }
             Err(none_of(failed))
-        });
-        asked.await.unwrap_or_else(|_| Err(Fault::unavailable("the program is ending").not_applied()))
+        })
+        .await
     }
 
     /// Sends a script to `shard`. Returns with an error where the server sent the request on to.
