@@ -13,7 +13,7 @@ mod session;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use leasehold::LockName;
 use leasehold::clock::Moment;
 use leasehold::env::Env;
@@ -26,7 +26,7 @@ pub use self::file::InvalidAccess;
 use self::oidc::Issuers;
 pub(crate) use self::seal::{is_seal, seal};
 pub(crate) use self::session::{LIFETIME as SESSION_LIFETIME, Session, Sessions, cookies};
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemType};
 use crate::tls::ClientCertificate;
 
 /// An operation of a caller on a lock.
@@ -224,11 +224,7 @@ impl Caller {
             Right::Evict => "evict the holder of",
         };
         let who = self.principal.as_deref().unwrap_or("a caller without a token");
-        let problem = Problem::new(
-            StatusCode::FORBIDDEN,
-            "forbidden",
-            format!("{who} may not {what} the lock `{name}`"),
-        );
+        let problem = Problem::new(ProblemType::Forbidden, format!("{who} may not {what} the lock `{name}`"));
         Err(match (&self.principal, right) {
             (None, Right::Evict) => problem.with_help(
                 "send the token that `leasehold serve` printed at startup: Authorization: Bearer TOKEN",
@@ -247,7 +243,7 @@ impl Caller {
             "" => format!("{} may see no lock", self.name()),
             _ => format!("{} may see no lock whose name begins with `{prefix}`", self.name()),
         };
-        Err(Problem::new(StatusCode::FORBIDDEN, "forbidden", detail)
+        Err(Problem::new(ProblemType::Forbidden, detail)
             .with_help("ask the operator of the server to add a rule"))
     }
 
@@ -319,7 +315,7 @@ fn digest(token: &str) -> Digest {
 }
 
 fn unauthorized(detail: &str) -> Problem {
-    Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", detail)
+    Problem::new(ProblemType::Unauthorized, detail)
         .with_help("send a token: Authorization: Bearer TOKEN")
         .with_header(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))
 }

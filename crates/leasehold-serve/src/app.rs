@@ -27,7 +27,7 @@ use crate::grants::Grants;
 use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::peer::Peer;
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemType};
 use crate::readiness::Readiness;
 use crate::tls::{ClientCertificate, Tls};
 use crate::waits::Waits;
@@ -225,16 +225,13 @@ impl App {
         let ttl = ttl.as_millis().to_string();
         let seal = self.seal(&[caller.name(), store, name.as_str(), key, &ttl])?;
         let secret = seal.get(..32).and_then(|digits| digits.parse().ok());
-        secret.ok_or_else(|| {
-            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", "the key could not be used")
-        })
+        secret.ok_or_else(|| Problem::new(ProblemType::Failed, "the key could not be used"))
     }
 
     /// Returns a seal over `parts` that only servers with the same secret can create.
     pub(crate) fn seal(&self, parts: &[&str]) -> Result<String, Problem> {
-        seal(&self.secret, &parts.iter().map(|part| part.as_bytes()).collect::<Vec<_>>()).ok_or_else(|| {
-            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", "the server has no secret")
-        })
+        seal(&self.secret, &parts.iter().map(|part| part.as_bytes()).collect::<Vec<_>>())
+            .ok_or_else(|| Problem::new(ProblemType::Failed, "the server has no secret"))
     }
 
     /// Returns whether `sealed` is the seal over `parts`.
@@ -279,8 +276,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Arrival {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        let missing =
-            || Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", "the request was not checked");
+        let missing = || Problem::new(ProblemType::Failed, "the request was not checked");
         parts.extensions.get::<Self>().cloned().ok_or_else(missing)
     }
 }

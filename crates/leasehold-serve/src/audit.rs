@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use axum::http::StatusCode;
 use leasehold::clock::{Moment, timeout};
 use leasehold::env::Env;
 use serde::Serialize;
@@ -21,7 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use self::log::Log;
 use crate::feed::FeedEvent;
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemType};
 use crate::rates::Rates;
 
 /// How long a request waits until its line is written, before it goes on or, if it must be recorded, fails.
@@ -134,8 +133,7 @@ impl Audit {
         match timeout(&*self.env.clock, REQUIRED_LIMIT, written).await {
             Some(Ok(true)) => Ok(()),
             _ => Err(Problem::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "not-audited",
+                ProblemType::NotAudited,
                 "the audit log cannot be written, so the lock was not changed",
             )
             .with_help("the log of the server has the error; free space on the disk of the audit log")),

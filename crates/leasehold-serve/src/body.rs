@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 
 use crate::app::App;
 use crate::connections::Arriving;
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemType};
 
 /// Maximum length of a request body, in bytes, except for those with tickets or the names of several locks.
 pub(crate) const MAX_BODY: usize = 16 * 1024;
@@ -45,15 +45,13 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Payload<T> {
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Problem> {
         if !is_json(request.headers()) {
             let detail = "the body must be JSON";
-            return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid", detail)
+            return Err(Problem::invalid(detail)
+                .with_status(StatusCode::UNSUPPORTED_MEDIA_TYPE)
                 .with_help("send the header `Content-Type: application/json`"));
         }
         let body = in_time::<Bytes>(request, app).await?.map_err(|rejection| match rejection.status() {
-            StatusCode::PAYLOAD_TOO_LARGE => Problem::new(
-                StatusCode::PAYLOAD_TOO_LARGE,
-                "invalid",
-                "the body is longer than this route accepts",
-            )
+            StatusCode::PAYLOAD_TOO_LARGE => Problem::invalid("the body is longer than this route accepts")
+            .with_status(StatusCode::PAYLOAD_TOO_LARGE)
             .with_help(format!(
                 "the limit is {MAX_LONG_BODY} bytes to acquire, renew, release and check holds, else {MAX_BODY} bytes"
             )),
@@ -83,7 +81,7 @@ async fn in_time<T: FromRequest<Arc<App>>>(
         (app.locker.store().env().clock.clone(), request.extensions().get::<Arriving>().cloned());
     let read = timeout(&*clock, BODY_TIMEOUT, T::from_request(request, app)).await.ok_or_else(|| {
         let detail = format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs());
-        Problem::new(StatusCode::REQUEST_TIMEOUT, "invalid", detail)
+        Problem::invalid(detail).with_status(StatusCode::REQUEST_TIMEOUT)
     })?;
     if let Some(arriving) = arriving {
         arriving.arrived();
@@ -150,7 +148,7 @@ pub(crate) fn duration(field: &str, text: &str, most: Duration) -> Result<Durati
 pub(crate) fn token_to_match(headers: &HeaderMap) -> Result<Token, Problem> {
     let Some(value) = headers.get(header::IF_MATCH) else {
         let detail = "the header `If-Match` with the token of the grant is missing";
-        return Err(Problem::new(StatusCode::PRECONDITION_REQUIRED, "token-required", detail)
+        return Err(Problem::new(ProblemType::TokenRequired, detail)
             .with_help("read the lock first, and send its token: If-Match: \"17\""));
     };
     let text = value.to_str().unwrap_or_default().trim();

@@ -5,11 +5,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use axum::http::StatusCode;
 use leasehold::LockName;
 
 use crate::access::Caller;
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemType};
 
 /// The requests that stay open, by kind.
 #[derive(Debug)]
@@ -28,7 +27,7 @@ pub(crate) struct Kind {
     /// What they are, in the plural.
     what: &'static str,
     /// The kind of the problem if there are too many.
-    problem: &'static str,
+    problem: ProblemType,
     most: usize,
     counts: Mutex<Counts>,
 }
@@ -55,9 +54,9 @@ impl Capacity {
             Arc::new(Kind { what, problem, most: share.max(1), counts: Mutex::default() })
         };
         Self {
-            waits: kind("requests that wait for a lock", "too-many-waiters", connections * 3 / 4),
-            polls: kind("requests that wait for a change", "too-many-waiters", connections / 8),
-            streams: kind("event streams", "too-many-viewers", connections / 16),
+            waits: kind("requests that wait for a lock", ProblemType::TooManyWaiters, connections * 3 / 4),
+            polls: kind("requests that wait for a change", ProblemType::TooManyWaiters, connections / 8),
+            streams: kind("event streams", ProblemType::TooManyViewers, connections / 16),
         }
     }
 }
@@ -105,7 +104,7 @@ impl Kind {
             None
         };
         if let Some(detail) = limit {
-            return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, self.problem, detail)
+            return Err(Problem::new(self.problem, detail)
                 .with_help("the limits are parts of --max-connections: see docs/serve/limits.md")
                 .retry_after(Duration::from_secs(5)));
         }
@@ -145,6 +144,8 @@ fn subtract<K: Eq + std::hash::Hash>(counts: &mut HashMap<K, usize>, key: &K) {
 
 #[cfg(test)]
 mod tests {
+    use axum::http::StatusCode;
+
     use super::*;
 
     fn caller(name: &str) -> Caller {

@@ -4,14 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::StatusCode;
 use leasehold::Locker;
 use leasehold::clock::timeout;
 use leasehold::doctor::{Examination, Report};
 use leasehold::view::ms;
 use tokio::sync::watch;
 
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemType};
 
 /// How long an examination may take. It usually takes some seconds.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
@@ -68,7 +67,7 @@ impl Examiner {
             is_first
         });
         if !is_first {
-            return Err(Problem::new(StatusCode::CONFLICT, "busy", "the store is already being examined")
+            return Err(Problem::new(ProblemType::Busy, "the store is already being examined")
                 .with_help("the page Store will show the result"));
         }
         let (locker, examinations) = (locker.clone(), self.0.clone());
@@ -86,13 +85,9 @@ impl Examiner {
                 examinations.last = Some(Arc::new(Examined { request, took_ms, report }));
             });
         });
-        examined.await.map_err(|_| {
-            Problem::new(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "failed",
-                "the examination ended without a result",
-            )
-        })
+        examined
+            .await
+            .map_err(|_| Problem::new(ProblemType::Failed, "the examination ended without a result"))
     }
 }
 

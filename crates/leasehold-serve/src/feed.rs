@@ -25,22 +25,26 @@ use self::known::{Known, Step};
 pub(crate) use self::known::{Latest, Look, MAX_LOCKS, pause};
 pub(crate) use self::meter::{Measured, Meter};
 use crate::view::version;
+use crate::words::{self, EventType};
 
 /// How many events are kept for viewers that reconnect.
 const MAX_EVENTS: usize = 1_000;
 /// How long the looks are kept after the last viewer has left.
 const KEPT: Duration = Duration::from_secs(300);
 
-/// Something that happened to a lock.
+/// Something that happened to a lock, or to the store.
 #[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = Event)]
 pub(crate) struct FeedEvent {
-    /// `acquired`, `released`, `lost`, `evicted`: done by this server. `lock`: a lock has changed.
-    /// With `looks`: `look`, `gone` for a lock whose record was deleted, and `unavailable` or `available` for the
-    /// store.
+    /// What happened.
     #[serde(rename = "type")]
+    #[schema(value_type = EventType)]
     pub(crate) kind: &'static str,
+    /// The lock's name; empty for an event of the store.
     pub(crate) lock: String,
+    /// The token of the grant.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Token>)]
     pub(crate) token: Option<u64>,
     /// The caller whose request caused it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -213,12 +217,14 @@ impl Feed {
 
     /// Sends `event` to viewers without keeping it.
     fn show(&self, mut event: FeedEvent) {
+        debug_assert!(words::EVENTS.contains(&event.kind), "{event:?}");
         event.at_us = self.locker.store().env().now().wall_us();
         let _ = self.sender.send(Numbered { number: 0, event: Arc::new(event) });
     }
 
     /// Sends `event` to viewers.
     pub(crate) fn publish(&self, event: FeedEvent) {
+        debug_assert!(words::EVENTS.contains(&event.kind), "{event:?}");
         if event.now.is_none()
             && self.viewers() > 0
             && let Ok(name) = LockName::new(&event.lock)

@@ -44,6 +44,7 @@ mod unreliable;
 mod view;
 mod visible;
 mod waits;
+mod words;
 mod wrong_tokens;
 
 pub use self::access::{Access, InvalidAccess};

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use axum::http::StatusCode;
 use leasehold::clock::Moment;
 
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemType};
 use crate::rates::Rates;
 
 /// How many new requests a principal may send per second.
@@ -60,8 +59,7 @@ impl Default for Limits {
 }
 
 fn too_many_requests(detail: String) -> Problem {
-    Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-requests", detail)
-        .retry_after(Duration::from_secs(1))
+    Problem::new(ProblemType::TooManyRequests, detail).retry_after(Duration::from_secs(1))
 }
 
 #[cfg(test)]

@@ -1,24 +1,29 @@
 //! Errors in the form that clients receive: problem details (RFC 9457) with `help`.
 
+mod problem_type;
+
 use std::time::Duration;
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use leasehold::lease::HolderInfo;
 use leasehold::view::HolderView;
-use leasehold::{Error, ErrorKind, LockName, Loss, LossReason};
+use leasehold::{Error, ErrorKind, LockName, Loss, LossReason, Token};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+pub(crate) use self::problem_type::ProblemType;
 use crate::view::hide_in_holder;
+use crate::words;
 
 /// What went wrong, and what to do. A field that does not apply is missing.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct Problem {
-    /// `urn:leasehold:` and one word for programs, such as `urn:leasehold:held`.
+    /// What went wrong, for programs.
     #[serde(rename = "type")]
-    kind: String,
+    kind: ProblemType,
     /// The status of the response.
+    #[schema(minimum = 400, maximum = 599)]
     status: u16,
     /// The status in words.
     title: &'static str,
@@ -30,12 +35,14 @@ pub(crate) struct Problem {
     /// Who holds the lock, for `held`, and for `lost` with the reason `taken_over`.
     #[serde(skip_serializing_if = "Option::is_none")]
     held_by: Option<Box<HolderView>>,
-    /// For `lost` and `key-spent`: `expired`, `taken_over`, `ended`, `deleted`, `renewed_elsewhere` or `limit`.
+    /// How the lock was lost, for `lost` and `key-spent`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<words::LossReason>)]
     reason: Option<&'static str>,
     /// For `changed`: the current token; null if the lock is not held. For `lost` and `key-spent`: the token that was
     /// lost.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Token>)]
     token: Option<Option<u64>>,
     /// If the request asked for another number of permits or readers than the store has: both.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -49,6 +56,7 @@ pub(crate) struct Problem {
 
 /// Two numbers of permits or readers that differ.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+#[schema(as = Sizes)]
 pub(crate) struct SizesView {
     /// What the request asked for.
     asked: u64,
@@ -57,11 +65,11 @@ pub(crate) struct SizesView {
 }
 
 impl Problem {
-    pub(crate) fn new(status: StatusCode, kind: &str, detail: impl Into<String>) -> Self {
-        Self {
-            kind: format!("urn:leasehold:{kind}"),
-            status: status.as_u16(),
-            title: status.canonical_reason().unwrap_or("Error"),
+    pub(crate) fn new(kind: ProblemType, detail: impl Into<String>) -> Self {
+        let problem = Self {
+            kind,
+            status: 0,
+            title: "Error",
             detail: detail.into(),
             help: Vec::new(),
             held_by: None,
@@ -70,12 +78,20 @@ impl Problem {
             sizes: None,
             outcome: None,
             headers: Vec::new(),
-        }
+        };
+        problem.with_status(kind.status())
+    }
+
+    /// Changes the status, if it is not the one of the type.
+    pub(crate) fn with_status(mut self, status: StatusCode) -> Self {
+        self.status = status.as_u16();
+        self.title = status.canonical_reason().unwrap_or("Error");
+        self
     }
 
     /// Creates the problem for a wrong request.
     pub(crate) fn invalid(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "invalid", detail)
+        Self::new(ProblemType::Invalid, detail)
     }
 
     pub(crate) fn with_help(mut self, help: impl Into<String>) -> Self {
@@ -97,7 +113,7 @@ impl Problem {
 
     /// Creates the problem for a lock whose token is not the one that the request names.
     pub(crate) fn changed(detail: impl Into<String>, token: Option<u64>) -> Self {
-        let mut problem = Self::new(StatusCode::PRECONDITION_FAILED, "changed", detail);
+        let mut problem = Self::new(ProblemType::Changed, detail);
         problem.token = Some(token);
         problem
     }
@@ -110,6 +126,7 @@ impl Problem {
 
     /// Adds how a grant was lost.
     fn with_reason(mut self, reason: &LossReason) -> Self {
+        debug_assert!(words::LOSS_REASONS.contains(&reason.as_str()), "{reason:?}");
         self.reason = Some(reason.as_str());
         if let LossReason::TakenOver { by } = reason {
             self.held_by = Some(held_by(by));
@@ -119,14 +136,14 @@ impl Problem {
 
     /// Creates the problem for the loss of a grant that the store has made.
     pub(crate) fn lost(loss: &Loss) -> Self {
-        Self::new(StatusCode::GONE, "lost", loss.to_string()).with_loss(loss)
+        Self::new(ProblemType::Lost, loss.to_string()).with_loss(loss)
     }
 
     /// Creates the problem for a ticket whose grant is not known. It may be forged, so its token is not repeated.
     pub(crate) fn unknown_grant(name: &LockName, reason: &LossReason) -> Self {
         let detail =
             format!("lock `{name}` is not held with this ticket, and the store has no record of its grant");
-        let mut problem = Self::new(StatusCode::GONE, "lost", detail).with_reason(reason);
+        let mut problem = Self::new(ProblemType::Lost, detail).with_reason(reason);
         problem.outcome = Some("unknown");
         problem
     }
@@ -149,8 +166,8 @@ impl Problem {
     }
 
     /// Returns the kind as one word, such as `held`.
-    pub(crate) fn word(&self) -> &str {
-        self.kind.trim_start_matches("urn:leasehold:")
+    pub(crate) fn word(&self) -> &'static str {
+        self.kind.word()
     }
 }
 
@@ -163,18 +180,18 @@ fn held_by(held: &HolderInfo) -> Box<HolderView> {
 
 impl From<Error> for Problem {
     fn from(error: Error) -> Self {
-        let (status, kind) = match error.kind() {
-            ErrorKind::Held => (StatusCode::LOCKED, "held"),
-            ErrorKind::Lost => (StatusCode::GONE, "lost"),
-            ErrorKind::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
-            ErrorKind::Denied => (StatusCode::BAD_GATEWAY, "store-denied"),
-            ErrorKind::Invalid => (StatusCode::BAD_REQUEST, "invalid"),
-            ErrorKind::Unsupported => (StatusCode::NOT_IMPLEMENTED, "unsupported"),
-            ErrorKind::Conflict => (StatusCode::CONFLICT, "conflict"),
-            ErrorKind::Corrupt => (StatusCode::INTERNAL_SERVER_ERROR, "corrupt"),
-            _ => (StatusCode::INTERNAL_SERVER_ERROR, "failed"),
+        let kind = match error.kind() {
+            ErrorKind::Held => ProblemType::Held,
+            ErrorKind::Lost => ProblemType::Lost,
+            ErrorKind::Unavailable => ProblemType::Unavailable,
+            ErrorKind::Denied => ProblemType::StoreDenied,
+            ErrorKind::Invalid => ProblemType::Invalid,
+            ErrorKind::Unsupported => ProblemType::Unsupported,
+            ErrorKind::Conflict => ProblemType::Conflict,
+            ErrorKind::Corrupt => ProblemType::Corrupt,
+            _ => ProblemType::Failed,
         };
-        let mut problem = Self::new(status, kind, error.to_string());
+        let mut problem = Self::new(kind, error.to_string());
         problem.help = error.help().to_vec();
         problem.sizes = error.sizes().map(|sizes| SizesView { asked: sizes.asked, stored: sizes.stored });
         if let Some(held) = error.holder() {

@@ -5,6 +5,7 @@
 readonly CACHE="${XDG_CACHE_HOME:-$HOME/.cache}/leasehold-test"
 readonly SERVER_FILES=crates/leasehold-testkit/servers
 readonly PEER_SOURCES=crates/leasehold-testkit/peers
+readonly API_CLIENT=crates/leasehold-serve/tests/api/client
 
 readonly MOTO=moto-5.2.5
 readonly GCP_STORAGE_EMULATOR=gcp-storage-emulator-2026.7.19
@@ -49,7 +50,8 @@ install_all() {
     together "install_python $MOTO moto[server]" "install_python $GCP_STORAGE_EMULATOR" "install_python $AWS_CLI" \
         install_java install_all_go install_s3s_fs "install_python_peer redis $REDIS_PY" \
         "install_python_peer azure $STORAGE_BLOB_PY" install_node_peer install_azurite \
-        "install_unpacked nginx prometheus" install_guide_python install_guide_node
+        "install_unpacked nginx prometheus" install_guide_python install_guide_node \
+        install_api_client
 }
 
 # Builds one program after another, because each build uses all processors and the packages that earlier ones have built.
@@ -286,6 +288,17 @@ install_guide_node() {
         cp "$building/package.json" "$target/leasehold" || status=1
     rm -rf "$building"
     return "$status"
+}
+
+# Prints the path of `node_modules` with the generator of clients of the HTTP API, and with what a client imports.
+api_client() { printf '%s/api-client-%s/node_modules' "$CACHE" "$(digest "$API_CLIENT"/*.json)"; }
+
+install_api_client() {
+    local target
+    target=$(api_client)
+    [[ -x $target/.bin/tsc ]] && return 0
+    mkdir -p "${target%/*}" && cp "$API_CLIENT"/*.json "${target%/*}" &&
+        npm ci --silent --ignore-scripts --no-audit --no-fund --prefix "${target%/*}"
 }
 
 # azurite: prints its path.

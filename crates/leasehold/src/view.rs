@@ -55,7 +55,7 @@ fn is_longer_than_usual(status: &Status) -> bool {
 
 /// The state of a lock, in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "_schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "_schema", derive(utoipa::ToSchema), schema(as = LockState))]
 #[serde(rename_all = "lowercase")]
 pub enum StateView {
     /// It can be acquired.
@@ -96,19 +96,21 @@ impl StateView {
 
 /// A lock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "_schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "_schema", derive(utoipa::ToSchema), schema(as = Lock))]
 pub struct LockView {
     /// The name.
     pub lock: String,
     /// Whether it is free, held, reserved, in a cooldown or lapsed.
     pub state: StateView,
     /// The token of the current grant or of the latest one.
-    #[cfg_attr(feature = "_schema", schema(value_type = Option<u64>))]
+    #[cfg_attr(feature = "_schema", schema(required))]
     pub token: Option<Token>,
     /// Who holds it; null if it is free.
+    #[cfg_attr(feature = "_schema", schema(required))]
     pub held_by: Option<HolderView>,
     /// The processes that wait in line, first to last.
     #[serde(default)]
+    #[cfg_attr(feature = "_schema", schema(required))]
     pub waiters: Vec<WaiterView>,
     /// For the first permit of a semaphore or a readers-writer lock: how many permits there are; absent if the record does
     /// not say it.
@@ -129,24 +131,28 @@ pub struct LockDetail {
     pub lock: LockView,
     /// The latest grants that have ended, newest first.
     #[serde(default)]
+    #[cfg_attr(feature = "_schema", schema(required))]
     pub history: Vec<PastGrant>,
 }
 
 /// Who has a lock.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "_schema", derive(utoipa::ToSchema))]
-#[serde(default)]
+#[cfg_attr(feature = "_schema", derive(utoipa::ToSchema), schema(as = HeldBy))]
 pub struct HolderView {
     /// Null if it is unknown.
+    #[cfg_attr(feature = "_schema", schema(required))]
     pub holder: Option<Holder>,
     /// The token; null if it is unknown.
-    #[cfg_attr(feature = "_schema", schema(value_type = Option<u64>))]
+    #[cfg_attr(feature = "_schema", schema(required))]
     pub token: Option<Token>,
     /// How long it has been held; null if it is reserved.
+    #[cfg_attr(feature = "_schema", schema(required))]
     pub held_ms: Option<u64>,
     /// How long it has been free; null unless it is reserved.
+    #[cfg_attr(feature = "_schema", schema(required))]
     pub free_ms: Option<u64>,
     /// How long the lease can still last unless it is renewed, rounded up. After that, the lock may be taken over.
+    #[cfg_attr(feature = "_schema", schema(required))]
     pub lapses_within_ms: Option<u64>,
     /// The length of the whole lease or, in a cooldown, of the cooldown; absent if the store does not record it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -155,14 +161,21 @@ pub struct HolderView {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lapsed_ms: Option<u64>,
     /// Whether the lock was released but is not granted again yet. `holder` is then the previous holder.
+    #[serde(default)]
+    #[cfg_attr(feature = "_schema", schema(required))]
     pub in_cooldown: bool,
     /// Whether the lock is free, but reserved for `holder`, the first in line.
+    #[serde(default)]
+    #[cfg_attr(feature = "_schema", schema(required))]
     pub reserved: bool,
     /// What was found instead of a record of leasehold.
+    #[cfg_attr(feature = "_schema", schema(required))]
     pub foreign: Option<String>,
     /// For a waiter: how many waiters of other processes are before it; null if it is unknown.
+    #[cfg_attr(feature = "_schema", schema(required))]
     pub ahead: Option<usize>,
     /// For a waiter: the one directly before it; null if it is the first, or if it is unknown.
+    #[cfg_attr(feature = "_schema", schema(required))]
     pub waiter_ahead: Option<Holder>,
     /// For a permit: how many permits its record says there are; absent if it does not say it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -171,11 +184,12 @@ pub struct HolderView {
 
 /// A process that waits in line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "_schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "_schema", derive(utoipa::ToSchema), schema(as = Waiter))]
 pub struct WaiterView {
     /// The process.
     pub holder: Holder,
     /// How long it has been in the line; null if it is unknown.
+    #[cfg_attr(feature = "_schema", schema(required))]
     pub waited_ms: Option<u64>,
 }
 

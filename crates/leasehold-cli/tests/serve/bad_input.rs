@@ -130,10 +130,12 @@ fn stale_and_forged_tickets_change_nothing() {
     }
     assert_eq!(server.renew(&ticket).expect(200).body["token"], token);
     let too_many = json!({ "tickets": vec![""; 101] });
-    server.post("/v1/holds/renew", &[], &too_many).problem(400, "invalid");
-    server.post("/v1/holds/renew", &[], &json!({ "tickets": [] })).problem(400, "invalid");
-    server.post("/v1/holds/renew", &[], &json!({ "ticket": ticket, "tickets": [] })).problem(400, "invalid");
-    server.post("/v1/holds/renew", &[], &json!({})).problem(400, "invalid");
+    for tickets in [too_many, json!({ "tickets": [] }), json!({ "ticket": ticket }), json!({})] {
+        server.post("/v1/holds/renew-all", &[], &tickets).problem(400, "invalid");
+    }
+    for renewal in [json!({ "ticket": ticket, "tickets": [] }), json!({})] {
+        server.post("/v1/holds/renew", &[], &renewal).problem(400, "invalid");
+    }
 }
 
 #[test]

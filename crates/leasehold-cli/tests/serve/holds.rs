@@ -52,7 +52,7 @@ fn a_hold_is_renewed_checked_and_released() {
 
     let other = server.acquire("y", "a").expect(201);
     let tickets = json!({ "tickets": [held.ticket(), "lh2_nonsense", other.ticket()] });
-    let results = server.post("/v1/holds/renew", &[], &tickets).expect(200).body;
+    let results = server.post("/v1/holds/renew-all", &[], &tickets).expect(200).body;
     assert_eq!(results["results"][0]["lock"], "x");
     assert_eq!(results["results"][1]["type"], "urn:leasehold:invalid");
     assert_eq!(results["results"][2]["lock"], "y");

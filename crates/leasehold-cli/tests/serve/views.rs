@@ -163,6 +163,7 @@ fn the_description_names_every_route() {
     for path in [
         "/v1/holds",
         "/v1/holds/renew",
+        "/v1/holds/renew-all",
         "/v1/holds/release",
         "/v1/holds/check",
         "/v1/locks",

@@ -2,9 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, header};
 
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemType};
 
 /// The names under which the server may be addressed.
 ///
@@ -62,23 +62,15 @@ impl Hosts {
         let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
         let host = host.to_ascii_lowercase();
         if !self.is_allowed(without_port(&host)) {
-            return Err(Problem::new(
-                StatusCode::MISDIRECTED_REQUEST,
-                "misdirected",
-                "the header `Host` names another server",
-            )
-            .with_help("use the server's address, or start the server with --host NAME"));
+            return Err(Problem::new(ProblemType::Misdirected, "the header `Host` names another server")
+                .with_help("use the server's address, or start the server with --host NAME"));
         }
         let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
         let origin = origin.to_str().unwrap_or_default().to_ascii_lowercase();
         let plain = origin.strip_prefix("http://").filter(|_| !self.has_tls);
         let own = origin.strip_prefix("https://").or(plain);
         if own != Some(&*host) {
-            return Err(Problem::new(
-                StatusCode::FORBIDDEN,
-                "cross-origin",
-                "a page of another site sent this request",
-            ));
+            return Err(Problem::new(ProblemType::CrossOrigin, "a page of another site sent this request"));
         }
         Ok(())
     }

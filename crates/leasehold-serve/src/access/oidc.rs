@@ -14,7 +14,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::StatusCode;
 use jsonwebtoken::{Algorithm, Validation};
 use leasehold::clock::{self, Moment};
 use leasehold::env::Env;
@@ -26,7 +25,7 @@ use self::keys::{Key, Keys, NoKey};
 use self::source::Source;
 use self::template::{Condition, Template};
 use super::{Caller, Right, unauthorized};
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemType};
 
 /// Maximum length of a token, in bytes.
 const MAX_TOKEN: usize = 8 * 1024;
@@ -240,7 +239,7 @@ impl Issuer {
         if rights.is_empty() {
             // Some issuers have many users without any rights here.
             let detail = format!("no rule of the access file matches the token of `{principal}`");
-            return Err(Problem::new(StatusCode::FORBIDDEN, "forbidden", detail)
+            return Err(Problem::new(ProblemType::Forbidden, detail)
                 .with_help("ask the operator of the server to add a rule"));
         }
         Ok(Caller {
@@ -257,7 +256,7 @@ impl Issuer {
             NoKey::Unknown => refused("names a key (`kid`) that its issuer does not have"),
             NoKey::Unavailable => {
                 let detail = format!("the keys of the issuer `{}` could not be fetched", self.name);
-                Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail)
+                Problem::new(ProblemType::Unavailable, detail)
                     .with_help("see the log of the server")
                     .retry_after(keys::MIN_INTERVAL)
             }

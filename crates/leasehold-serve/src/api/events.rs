@@ -39,9 +39,11 @@ pub(crate) struct EventsQuery {
 ///
 /// With `Last-Event-ID`, the stream begins after that event. If too many events have followed it, or the id is from
 /// another server, the first event is `reset`: read the locks again. The stream ends when the caller's token expires.
-#[utoipa::path(get, path = "/v1/events", params(EventsQuery, ("Last-Event-ID" = Option<String>, Header)), responses(
-    (status = 200, content_type = "text/event-stream", body = FeedEvent), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
-    (status = 429, body = Problem, content_type = "application/problem+json")))]
+#[utoipa::path(get, path = "/v1/events", operation_id = "streamEvents", tag = "locks",
+    params(EventsQuery,
+        ("Last-Event-ID" = Option<String>, Header, description = "The id of the last event that the client got")),
+    responses((status = 200, description = "Events, each with this document as its data; the data of `reset` is `{}`",
+        content_type = "text/event-stream", body = FeedEvent)))]
 pub(crate) async fn events(
     State(app): Shared,
     arrival: Arrival,

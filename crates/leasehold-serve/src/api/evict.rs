@@ -17,9 +17,11 @@ use crate::problem::Problem;
 /// Maximum length of a reason.
 const MAX_REASON: usize = 200;
 
+/// Whose grant to end.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct EvictRequest {
+    /// The lock's name.
     #[schema(min_length = 1, max_length = 256)]
     lock: String,
     /// The reason. The store keeps it in the lock's history if it can.
@@ -27,10 +29,15 @@ pub(crate) struct EvictRequest {
     reason: String,
 }
 
+/// The grant that was ended.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct EvictedAnswer {
+pub(crate) struct EvictResponse {
+    /// The lock's name.
     lock: String,
+    /// The token of the grant.
+    #[schema(value_type = Token)]
     token: u64,
+    /// Always true.
     evicted: bool,
 }
 
@@ -38,20 +45,19 @@ pub(crate) struct EvictedAnswer {
 ///
 /// The holder detects the eviction at its next renewal, so make sure first that it has stopped. The header `If-Match`
 /// has the token of the grant, so that a later holder is not evicted by mistake.
-#[utoipa::path(post, path = "/v1/evict", request_body = EvictRequest,
+#[utoipa::path(post, path = "/v1/evict", operation_id = "evictHolder", tag = "locks", request_body = EvictRequest,
     params(("If-Match" = String, Header, description = "The token of the grant to end, in quotation marks", pattern = "^\"?[0-9]{1,16}\"?$")),
     responses(
-        (status = 200, body = EvictedAnswer), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 412, description = "The lock is not held with that token", body = Problem, content_type = "application/problem+json"),
-        (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"),
-        (status = 428, description = "If-Match is missing", body = Problem, content_type = "application/problem+json"),
-        (status = 429, body = Problem, content_type = "application/problem+json"), (status = 501, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
+        (status = 200, description = "The grant was ended", body = EvictResponse),
+        (status = 412, description = "The lock is not held with that token"),
+        (status = 428, description = "If-Match is missing"),
+        (status = 501, description = "The store cannot do this")))]
 pub(crate) async fn evict(
     State(app): Shared,
     arrival: Arrival,
     headers: HeaderMap,
     Payload(request): Payload<EvictRequest>,
-) -> Result<Json<EvictedAnswer>, Problem> {
+) -> Result<Json<EvictResponse>, Problem> {
     let name = lock_name(&request.lock)?;
     if let Err(problem) = arrival.require(Right::Evict, &name) {
         app.report_refused(&name, problem.word(), &arrival);
@@ -60,7 +66,7 @@ pub(crate) async fn evict(
     let token = token_to_match(&headers)?;
     match end_grant(&app, &arrival, &name, token, &request.reason).await? {
         Outcome::Evicted => {
-            Ok(Json(EvictedAnswer { lock: name.to_string(), token: token.get(), evicted: true }))
+            Ok(Json(EvictResponse { lock: name.to_string(), token: token.get(), evicted: true }))
         }
         Outcome::Changed(now) => {
             let current = now.lock.held_by.and_then(|held| held.token).map(Token::get);

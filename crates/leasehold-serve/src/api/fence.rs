@@ -12,10 +12,11 @@ use crate::problem::Problem;
 /// Reports whether a fencing token belongs to the current grant.
 ///
 /// Advisory: the response may be outdated when it arrives. A resource that compares tokens itself is safe.
-#[utoipa::path(get, path = "/v1/fence/{name}",
-    params(("name" = String, Path), ("Leasehold-Token" = String, Header, description = "The token that a client sent")),
-    responses((status = 204), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 412, description = "The token is not that of the current grant", body = Problem, content_type = "application/problem+json"), (status = 429, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
+#[utoipa::path(get, path = "/v1/fence/{name}", operation_id = "checkToken", tag = "locks",
+    params(("name" = String, Path, description = "The lock's name; its slashes may be encoded or not"),
+        ("Leasehold-Token" = String, Header, description = "The token that a client sent")),
+    responses((status = 204, description = "The token is that of the current grant"),
+        (status = 412, description = "The token is not that of the current grant")))]
 pub(crate) async fn fence(
     State(app): Shared,
     arrival: Arrival,

@@ -4,19 +4,26 @@ use axum::extract::State;
 use axum::http::StatusCode;
 
 use crate::app::Shared;
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemType};
 
-/// Reports whether the process responds. Sends no request to the store.
-#[utoipa::path(get, path = "/healthz", responses((status = 204)))]
+/// Reports whether the process responds.
+///
+/// Sends no request to the store.
+#[utoipa::path(get, path = "/healthz", operation_id = "getHealth", tag = "server", security(()),
+    responses((status = 204, description = "The process responds")))]
 pub(crate) async fn healthz() -> StatusCode {
     StatusCode::NO_CONTENT
 }
 
-/// Reports whether the server is ready: it is not stopping, the store responds, and the audit log can be written. Probes
-/// need no token, so the response does not say what the store responded. The log says it.
-#[utoipa::path(get, path = "/readyz", responses((status = 204), (status = 503, body = Problem, content_type = "application/problem+json")))]
+/// Reports whether the server is ready.
+///
+/// It is if it is not stopping, the store responds, and the audit log can be written. Probes need no token, so the
+/// response does not say what the store responded. The log says it.
+#[utoipa::path(get, path = "/readyz", operation_id = "getReadiness", tag = "server", security(()), responses(
+    (status = 204, description = "The server is ready"),
+    (status = 503, description = "The server is not ready")))]
 pub(crate) async fn readyz(State(app): Shared) -> Result<StatusCode, Problem> {
-    let unready = |detail| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unready", detail);
+    let unready = |detail| Problem::new(ProblemType::Unready, detail);
     if app.stopping.is_cancelled() {
         return Err(unready("this server is shutting down"));
     }

@@ -18,8 +18,8 @@ use tracing::Instrument as _;
 use self::acquire::claim_secret;
 pub(crate) use self::bodies::AcquireRequest;
 use self::bodies::{
-    Checked, ReleaseRequest, ReleasedAnswer, RenewAnswer, RenewRequest, Renewed, RenewedAll, RenewedOne,
-    TicketRequest, WithdrawRequest, WithdrawnAnswer,
+    CheckRequest, CheckResponse, ReleaseRequest, ReleaseResponse, RenewAllRequest, RenewAllResponse,
+    RenewRequest, Renewal, RenewedHold, WithdrawRequest, WithdrawResponse,
 };
 use crate::access::Right;
 use crate::app::{App, Arrival, Shared};
@@ -41,38 +41,41 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Maximum cooldown.
 const MAX_COOLDOWN: Duration = OncePer::LONGEST;
 
-/// Renews one hold or up to 100.
-#[utoipa::path(post, path = "/v1/holds/renew", request_body = RenewRequest, responses(
-    (status = 200, description = "`Renewed` for one ticket, `RenewedAll` for several", body = RenewAnswer),
-    (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
-    (status = 410, description = "The lock was lost", body = Problem, content_type = "application/problem+json"),
-    (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 429, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
+/// Renews a hold.
+#[utoipa::path(post, path = "/v1/holds/renew", operation_id = "renewHold", tag = "holds",
+    request_body = RenewRequest,
+    responses((status = 200, description = "The hold was renewed", body = RenewedHold),
+        (status = 410, description = "The lock was lost")))]
 pub(crate) async fn renew(
     State(app): Shared,
     arrival: Arrival,
     Payload(request): Payload<RenewRequest>,
-) -> Result<Json<RenewAnswer>, Problem> {
-    match (request.ticket, request.tickets) {
-        (Some(ticket), None) => Ok(Json(RenewAnswer::One(renew_one(&app, &arrival, &ticket).await?))),
-        (None, Some(tickets)) if (1..=MAX_RENEWALS).contains(&tickets.len()) => {
-            let one = |ticket: String| {
-                let (app, arrival) = (&app, &arrival);
-                async move {
-                    renew_one(app, arrival, &ticket)
-                        .await
-                        .map_or_else(RenewedOne::Failed, RenewedOne::Renewed)
-                }
-            };
-            let results = futures_util::future::join_all(tickets.into_iter().map(one)).await;
-            Ok(Json(RenewAnswer::All(RenewedAll { results })))
-        }
-        (None, Some(_)) => Err(Problem::invalid(format!("`tickets` must have 1 to {MAX_RENEWALS} tickets"))),
-        _ => Err(Problem::invalid("the body needs either `ticket` or `tickets`")),
+) -> Result<Json<RenewedHold>, Problem> {
+    Ok(Json(renew_one(&app, &arrival, &request.ticket).await?))
+}
+
+/// Renews up to 100 holds.
+#[utoipa::path(post, path = "/v1/holds/renew-all", operation_id = "renewHolds", tag = "holds",
+    request_body = RenewAllRequest,
+    responses((status = 200, description = "Each hold was renewed or not", body = RenewAllResponse)))]
+pub(crate) async fn renew_all(
+    State(app): Shared,
+    arrival: Arrival,
+    Payload(request): Payload<RenewAllRequest>,
+) -> Result<Json<RenewAllResponse>, Problem> {
+    if !(1..=MAX_RENEWALS).contains(&request.tickets.len()) {
+        return Err(Problem::invalid(format!("`tickets` must have 1 to {MAX_RENEWALS} tickets")));
     }
+    let (app, arrival) = (&app, &arrival);
+    let one = |ticket: String| async move {
+        renew_one(app, arrival, &ticket).await.map_or_else(Renewal::Failed, Renewal::Renewed)
+    };
+    let results = futures_util::future::join_all(request.tickets.into_iter().map(one)).await;
+    Ok(Json(RenewAllResponse { results }))
 }
 
 /// Renews the hold of the ticket `text`.
-pub(crate) async fn renew_one(app: &App, arrival: &Arrival, text: &str) -> Result<Renewed, Problem> {
+pub(crate) async fn renew_one(app: &App, arrival: &Arrival, text: &str) -> Result<RenewedHold, Problem> {
     let outcome = renewed(app, arrival, text).await;
     let slack = outcome.as_ref().ok().and_then(|(_, slack)| *slack);
     app.metrics.renewed(&outcome, slack);
@@ -80,7 +83,7 @@ pub(crate) async fn renew_one(app: &App, arrival: &Arrival, text: &str) -> Resul
 }
 
 /// Renews a hold. Also returns which fraction of the ttl was left when the store responded, if no limit shortens it.
-async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<(Renewed, Option<f64>), Problem> {
+async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<(RenewedHold, Option<f64>), Problem> {
     let presented = Presented::parse(app, arrival, text, false).await?;
     let ticket = &presented.ticket;
     let held = match app.locker.renew(ticket).await {
@@ -92,7 +95,7 @@ async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<(Renewed, O
     let now = app.now();
     let left = ticket.max_hold().is_none().then(|| held.deadline().remaining(now).as_secs_f64());
     let slack = left.map(|left| left / ticket.ttl().as_secs_f64());
-    let renewed = Renewed {
+    let renewed = RenewedHold {
         lock: ticket.name().to_string(),
         token: token(app, ticket),
         tokens: tokens(app, ticket),
@@ -103,15 +106,16 @@ async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<(Renewed, O
 }
 
 /// Releases a hold.
-#[utoipa::path(post, path = "/v1/holds/release", request_body = ReleaseRequest, responses(
-    (status = 200, body = ReleasedAnswer), (status = 501, description = "The store has no cooldowns", body = Problem, content_type = "application/problem+json"), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
-    (status = 410, description = "The lock had already been lost", body = Problem, content_type = "application/problem+json"),
-    (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 429, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
+#[utoipa::path(post, path = "/v1/holds/release", operation_id = "releaseHold", tag = "holds",
+    request_body = ReleaseRequest,
+    responses((status = 200, description = "The lock was released", body = ReleaseResponse),
+        (status = 410, description = "The lock had already been lost"),
+        (status = 501, description = "The store has no cooldowns")))]
 pub(crate) async fn release(
     State(app): Shared,
     arrival: Arrival,
     Payload(request): Payload<ReleaseRequest>,
-) -> Result<Json<ReleasedAnswer>, Problem> {
+) -> Result<Json<ReleaseResponse>, Problem> {
     Ok(Json(
         release_one(&app, &arrival, &request.ticket, request.cooldown.as_deref(), request.at_limit).await?,
     ))
@@ -124,12 +128,12 @@ pub(crate) async fn release_one(
     text: &str,
     cooldown: Option<&str>,
     at_limit: bool,
-) -> Result<ReleasedAnswer, Problem> {
+) -> Result<ReleaseResponse, Problem> {
     let cooldown = cooldown.map(|cooldown| duration("cooldown", cooldown, MAX_COOLDOWN)).transpose()?;
     let presented = Presented::parse(app, arrival, text, true).await?;
     let ticket = &presented.ticket;
     if presented.fate == Some(Fate::Released) {
-        return Ok(ReleasedAnswer { lock: ticket.name().to_string(), released: true, before: true });
+        return Ok(ReleaseResponse { lock: ticket.name().to_string(), released: true, before: true });
     }
     let released = match cooldown {
         Some(cooldown) => app.locker.release_with_cooldown(ticket, cooldown).await,
@@ -156,7 +160,7 @@ pub(crate) async fn release_one(
         }
         report_each(app, arrival, "released", ticket).await;
     }
-    Ok(ReleasedAnswer { lock: ticket.name().to_string(), released: true, before })
+    Ok(ReleaseResponse { lock: ticket.name().to_string(), released: true, before })
 }
 
 /// Withdraws an acquisition.
@@ -165,14 +169,14 @@ pub(crate) async fn release_one(
 /// place among the waiters, and ends its requests that wait at this server. If the store grants one of these later, the
 /// server releases the lock. Another request with this `claim` that arrives later may still be granted; its lease then
 /// lapses.
-#[utoipa::path(post, path = "/v1/holds/withdraw", request_body = WithdrawRequest, responses(
-    (status = 200, body = WithdrawnAnswer), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
-    (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 429, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
+#[utoipa::path(post, path = "/v1/holds/withdraw", operation_id = "withdrawAcquisition", tag = "holds",
+    request_body = WithdrawRequest,
+    responses((status = 200, description = "The acquisition was withdrawn", body = WithdrawResponse)))]
 pub(crate) async fn withdraw(
     State(app): Shared,
     arrival: Arrival,
     Payload(request): Payload<WithdrawRequest>,
-) -> Result<Json<WithdrawnAnswer>, Problem> {
+) -> Result<Json<WithdrawResponse>, Problem> {
     let name = lock_name(&request.lock)?;
     arrival.require(Right::Acquire, &name)?;
     let secret = claim_secret(&request.claim)?;
@@ -190,7 +194,7 @@ pub(crate) async fn withdraw(
         app.limits.succeeded(arrival.caller.name());
     }
     let released = ended?;
-    Ok(Json(WithdrawnAnswer { lock: name.to_string(), released }))
+    Ok(Json(WithdrawResponse { lock: name.to_string(), released }))
 }
 
 /// Ends the hold that the store may grant to a withdrawn acquisition by a request that is already under way.
@@ -211,15 +215,15 @@ async fn end_claim(app: &App, arrival: &Arrival, name: &LockName, secret: Secret
 }
 
 /// Reports whether a hold is still valid, without renewing it.
-#[utoipa::path(post, path = "/v1/holds/check", request_body = TicketRequest, responses(
-    (status = 200, body = Checked), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
-    (status = 410, description = "The lock was lost", body = Problem, content_type = "application/problem+json"),
-    (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 429, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
+#[utoipa::path(post, path = "/v1/holds/check", operation_id = "checkHold", tag = "holds",
+    request_body = CheckRequest,
+    responses((status = 200, description = "The store has the hold", body = CheckResponse),
+        (status = 410, description = "The lock was lost")))]
 pub(crate) async fn check(
     State(app): Shared,
     arrival: Arrival,
-    Payload(request): Payload<TicketRequest>,
-) -> Result<Json<Checked>, Problem> {
+    Payload(request): Payload<CheckRequest>,
+) -> Result<Json<CheckResponse>, Problem> {
     let ticket: Ticket = request.ticket.parse()?;
     ticket.grants().try_for_each(|(name, _)| arrival.require(Right::Acquire, name))?;
     app.limits.admit(arrival.caller.name(), arrival.at)?;
@@ -241,7 +245,7 @@ pub(crate) async fn check(
         }
         return Err(Problem::lost(&Loss::new(name.clone(), token, reason)));
     }
-    Ok(Json(Checked {
+    Ok(Json(CheckResponse {
         lock: ticket.name().to_string(),
         token: token(&app, &ticket),
         lapses_within_ms: earliest.map(ms),

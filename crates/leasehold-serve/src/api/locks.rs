@@ -48,23 +48,24 @@ pub(crate) struct ListQuery {
 
 /// A page of locks, in the order of their names.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct Locks {
+pub(crate) struct LockPage {
+    /// The locks that can be read.
     locks: Vec<LockView>,
     /// The locks whose records cannot be read, because they are damaged or this server does not support them.
     unreadable: Vec<String>,
     /// The `cursor` of the next page; null on the last page.
+    #[schema(required)]
     next: Option<String>,
 }
 
 /// Lists locks.
-#[utoipa::path(get, path = "/v1/locks", params(ListQuery), responses(
-    (status = 200, body = Locks), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"),
-    (status = 403, body = Problem, content_type = "application/problem+json"), (status = 429, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
+#[utoipa::path(get, path = "/v1/locks", operation_id = "listLocks", tag = "locks", params(ListQuery),
+    responses((status = 200, description = "A page of locks", body = LockPage)))]
 pub(crate) async fn list(
     State(app): Shared,
     arrival: Arrival,
     Parameters(query): Parameters<ListQuery>,
-) -> Result<Json<Locks>, Problem> {
+) -> Result<Json<LockPage>, Problem> {
     let limit = query.limit.unwrap_or(DEFAULT_LIMIT);
     if !(1..=MAX_LIMIT).contains(&limit) {
         return Err(Problem::invalid(format!("`limit` is not between 1 and {MAX_LIMIT}")));
@@ -100,7 +101,7 @@ pub(crate) async fn list(
     }
     drop(statuses);
     locks.retain(|lock| query.state.is_none_or(|state| state == lock.state));
-    Ok(Json(Locks { locks, unreadable, next }))
+    Ok(Json(LockPage { locks, unreadable, next }))
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -108,6 +109,7 @@ pub(crate) async fn list(
 #[into_params(parameter_in = Query)]
 pub(crate) struct ShowQuery {
     /// With `If-None-Match`: how long to wait for a change, at most 60s.
+    #[param(example = "25s")]
     wait: Option<String>,
 }
 
@@ -115,10 +117,14 @@ pub(crate) struct ShowQuery {
 ///
 /// The header `ETag` changes when the lock changes hands or its waiters change. With `If-None-Match` and `wait`, the
 /// response is sent at the next change. If there is none in that time, it is 304.
-#[utoipa::path(get, path = "/v1/locks/{name}", params(("name" = String, Path), ShowQuery,
-    ("If-None-Match" = Option<String>, Header)), responses(
-    (status = 200, body = LockDetail), (status = 304), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"),
-    (status = 403, body = Problem, content_type = "application/problem+json"), (status = 429, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
+#[utoipa::path(get, path = "/v1/locks/{name}", operation_id = "getLock", tag = "locks",
+    params(("name" = String, Path, description = "The lock's name; its slashes may be encoded or not"), ShowQuery,
+        ("If-None-Match" = Option<String>, Header, description = "The `ETag` of an earlier response")),
+    responses(
+        (status = 200, description = "The lock", body = LockDetail,
+            headers(("ETag" = String, description = "Changes with the holder and the waiters"))),
+        (status = 304, description = "The lock has not changed",
+            headers(("ETag" = String, description = "The same as in the request")))))]
 pub(crate) async fn show(
     State(app): Shared,
     arrival: Arrival,

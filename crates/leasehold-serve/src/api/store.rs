@@ -7,10 +7,10 @@ use utoipa::ToSchema;
 
 use crate::access::Right;
 use crate::app::{Arrival, Shared};
-use crate::problem::Problem;
 
 /// What a client needs to know about the store of this server.
 #[derive(Serialize, ToSchema)]
+#[schema(as = Store)]
 pub(crate) struct StoreView {
     /// The version of leasehold.
     version: &'static str,
@@ -23,6 +23,7 @@ pub(crate) struct StoreView {
     /// Whether the store keeps ended grants. If not, it cannot grant a lock by a `claim`.
     history: bool,
     /// The principal of the caller; null without a token.
+    #[schema(required)]
     principal: Option<String>,
     /// What the caller may do.
     rules: Vec<RuleView>,
@@ -30,14 +31,19 @@ pub(crate) struct StoreView {
 
 /// What the caller may do with the locks whose names begin with a prefix.
 #[derive(Serialize, ToSchema)]
+#[schema(as = Rule)]
 pub(crate) struct RuleView {
+    /// The prefix; empty for all locks.
     prefix: String,
+    /// The rights.
     allow: Vec<Right>,
 }
 
-/// Reports what the store can do, and what the caller may do. Sends no request to the store.
-#[utoipa::path(get, path = "/v1/store", responses(
-    (status = 200, body = StoreView), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 429, body = Problem, content_type = "application/problem+json")))]
+/// Reports what the store can do, and what the caller may do.
+///
+/// Sends no request to the store.
+#[utoipa::path(get, path = "/v1/store", operation_id = "getStore", tag = "server",
+    responses((status = 200, description = "The store and the caller", body = StoreView)))]
 pub(crate) async fn store(State(app): Shared, arrival: Arrival) -> Json<StoreView> {
     let capabilities = app.locker.capabilities();
     let rule =

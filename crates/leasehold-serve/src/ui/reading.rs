@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::HeaderMap;
 use futures_util::{StreamExt as _, stream};
 use leasehold::view::{LockDetail, LockView, ms};
 use leasehold::{LockName, PastGrant};
@@ -13,7 +13,7 @@ use super::format::{count, number, span};
 use crate::access::{Caller, Right};
 use crate::app::{App, Arrival};
 use crate::feed::{self, Latest, Look, MAX_LOCKS, is_of_record};
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemType};
 use crate::view::aged;
 use crate::visible::hide;
 
@@ -116,7 +116,7 @@ impl Reading {
 fn is_update(app: &App, headers: &HeaderMap) -> Result<bool, Problem> {
     let is_update = headers.contains_key("leasehold-update");
     match app.feed.outage().filter(|_| is_update) {
-        Some(reason) => Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", reason)),
+        Some(reason) => Err(Problem::new(ProblemType::Unavailable, reason)),
         None => Ok(is_update),
     }
 }

@@ -3,7 +3,7 @@
 //! The ticket is in a cookie for the page of this lock. A seal ties the cookie to the store and to the session's
 //! principal. Pages, addresses and logs never contain the ticket.
 
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use leasehold::lease::Id;
 use leasehold::view::{LockView, StateView};
@@ -17,7 +17,7 @@ use crate::access::{Right, cookies};
 use crate::api::holds::acquire::acquire_one;
 use crate::api::holds::{AcquireRequest, release_one, renew_one};
 use crate::app::{App, Arrival, Dashboard};
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemType};
 
 const COOKIE: &str = "leasehold-reservation";
 /// The ttls that the form offers. The longest is `Ttl::MAX`.
@@ -99,7 +99,7 @@ fn sealed<'a>(app: &'a App, arrival: &'a Arrival, text: &'a str) -> Option<[&'a 
 
 /// Returns the problem for a caller without a name.
 fn unknown() -> Problem {
-    Problem::new(StatusCode::FORBIDDEN, "forbidden", "a lock is acquired in your name: sign in first")
+    Problem::new(ProblemType::Forbidden, "a lock is acquired in your name: sign in first")
 }
 
 /// Fails if the caller may not send a form about the lock `name`.
@@ -132,18 +132,16 @@ pub(super) async fn perform(
         let request = AcquireRequest::new(name.to_string(), form.ttl.clone(), note);
         let hold = acquire_one(app, arrival, Some(form.key.as_bytes()), &request).await;
         let hold = hold.map_err(|problem| match problem.word() {
-            "key-spent" => Problem::new(
-                StatusCode::CONFLICT,
-                "key-spent",
-                "this form was already sent, and the hold has ended",
-            )
-            .with_help("send it again to acquire the lock again"),
+            "key-spent" => {
+                Problem::new(ProblemType::KeySpent, "this form was already sent, and the hold has ended")
+                    .with_help("send it again to acquire the lock again")
+            }
             _ => problem,
         })?;
         return Ok(Some(Reservation::new(arrival, hold.ticket.parse()?, hold.valid_ms)));
     }
     let own = Reservation::of(app, arrival, headers, name).ok_or_else(|| {
-        Problem::new(StatusCode::CONFLICT, "not-reserved", "you have not acquired this lock in this browser")
+        Problem::new(ProblemType::NotReserved, "you have not acquired this lock in this browser")
     })?;
     let ticket = own.ticket.to_string();
     match form.action.as_str() {

@@ -14,7 +14,7 @@ use crate::access::{SESSION_LIFETIME, Sessions};
 use crate::app::{App, Arrival, Dashboard, Shared};
 use crate::body::Timely;
 use crate::peer::Peer;
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemType};
 
 /// The path of the pages for which a session is valid.
 const PAGES: &str = "/ui/";
@@ -44,8 +44,7 @@ pub(super) async fn require_sign_in(request: Request, next: Next) -> Response {
         return next.run(request).await;
     }
     if path == "/ui/events" {
-        return Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", "the session has ended")
-            .into_response();
+        return Problem::new(ProblemType::Unauthorized, "the session has ended").into_response();
     }
     let to = request.uri().path_and_query().map_or("/ui/", |path| path.as_str());
     sign_in_first(to).into_response()
@@ -61,7 +60,7 @@ pub(super) fn check_origin(headers: &HeaderMap) -> Result<(), Problem> {
     if headers.contains_key(header::ORIGIN) {
         return Ok(());
     }
-    Err(Problem::new(StatusCode::FORBIDDEN, "cross-origin", "the form was sent without the header `Origin`")
+    Err(Problem::new(ProblemType::CrossOrigin, "the form was sent without the header `Origin`")
         .with_help("programs use the API: see /openapi.json"))
 }
 
@@ -70,7 +69,7 @@ pub(super) fn check_writable(app: &App) -> Result<(), Problem> {
     if app.dashboard == Dashboard::ReadWrite {
         return Ok(());
     }
-    Err(Problem::new(StatusCode::FORBIDDEN, "read-only", "this dashboard is read-only")
+    Err(Problem::new(ProblemType::ReadOnly, "this dashboard is read-only")
         .with_help("start the server with --ui=rw, or use the command `leasehold` in a terminal"))
 }
 

@@ -1,7 +1,7 @@
 //! The page about the store, and the requests that this dashboard causes.
 
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::HeaderMap;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use leasehold::doctor::{CheckStatus, Finding, RESERVED, Report};
 use leasehold::lease::printable;
@@ -17,12 +17,12 @@ use crate::access::Right;
 use crate::app::{App, Arrival, Dashboard, Shared};
 use crate::examiner::{Examinations, Examined, LIMIT, Request};
 use crate::feed::Measured;
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemType};
 
 pub(super) async fn page(State(app): Shared, arrival: Arrival) -> Page {
     let head = Head::new(&app, &arrival, "/ui/store");
     if arrival.caller.has_no_rights() {
-        return head.problem(&Problem::new(StatusCode::FORBIDDEN, "forbidden", "you may not see this store"));
+        return head.problem(&Problem::new(ProblemType::Forbidden, "you may not see this store"));
     }
     head.page("Store", "/ui/store", content(&app, &arrival))
 }
@@ -34,7 +34,7 @@ pub(super) async fn examine(State(app): Shared, arrival: Arrival, headers: Heade
         check_origin(&headers)?;
         if !may_examine(&arrival) {
             let detail = format!("{} may not examine this store", arrival.caller.name());
-            return Err(Problem::new(StatusCode::FORBIDDEN, "forbidden", detail).with_help(format!(
+            return Err(Problem::new(ProblemType::Forbidden, detail).with_help(format!(
                 "sign in with a token that may evict the holders of all locks, or of those that begin with `{RESERVED}`"
             )));
         }

@@ -32,9 +32,11 @@ const MAX_TEXT: usize = 200;
 pub struct Eviction {
     /// Who decided the eviction.
     #[serde(default)]
+    #[cfg_attr(feature = "_schema", schema(required))]
     pub by: String,
     /// The reason.
     #[serde(default)]
+    #[cfg_attr(feature = "_schema", schema(required))]
     pub reason: String,
 }
 

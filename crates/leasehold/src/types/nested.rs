@@ -18,7 +18,6 @@ pub struct HeldLock {
     #[cfg_attr(feature = "_schema", schema(value_type = String))]
     pub name: LockName,
     /// The token of the grant, as the store records it.
-    #[cfg_attr(feature = "_schema", schema(value_type = u64))]
     pub token: Token,
 }
 

@@ -374,7 +374,6 @@ impl State {
 #[cfg_attr(feature = "_schema", derive(utoipa::ToSchema), schema(description = "A grant that has ended."))]
 pub struct PastGrant {
     /// The fencing token.
-    #[cfg_attr(feature = "_schema", schema(value_type = u64))]
     pub token: Token,
     /// The id of the claim that was granted.
     #[cfg_attr(feature = "_schema", schema(value_type = String))]
@@ -408,7 +407,7 @@ pub struct PastGrant {
 /// # }).unwrap();
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "_schema", derive(utoipa::ToSchema), schema(description = "How a grant ended."))]
+#[cfg_attr(feature = "_schema", derive(utoipa::ToSchema), schema(as = GrantEnd, description = "How a grant ended."))]
 #[serde(rename_all = "lowercase")]
 pub enum End {
     /// The holder released the lock.

@@ -43,6 +43,22 @@ impl Token {
     }
 }
 
+#[cfg(feature = "_schema")]
+impl utoipa::PartialSchema for Token {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+        use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, SchemaFormat, Type};
+        let number = ObjectBuilder::new().schema_type(Type::Integer);
+        let number = number.format(Some(SchemaFormat::KnownFormat(KnownFormat::Int64)));
+        let number = number.minimum(Some(0_u64)).maximum(Some(Self::LIMIT - 1));
+        let text =
+            "A fencing token: greater than the token of every earlier grant of the lock, and below 2^53.";
+        number.description(Some(text)).build().into()
+    }
+}
+
+#[cfg(feature = "_schema")]
+impl utoipa::ToSchema for Token {}
+
 impl TryFrom<u64> for Token {
     type Error = InvalidValue;
 

@@ -18,7 +18,7 @@ use crate::app::{App, Arrival, Shared};
 use crate::body::{Payload, duration, lock_name};
 use crate::capacity::StaysOpen;
 use crate::grants::Fate;
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemType};
 use crate::trace;
 use crate::waits::{Outcome, Waiter};
 
@@ -41,14 +41,13 @@ const KEY_LENGTH: std::ops::RangeInclusive<usize> = 16..=128;
 /// The header `Idempotency-Key` names this acquisition: 16 to 128 characters, new for each acquisition. To repeat a
 /// request that got no response, send it with the same key: it gets the same hold. After that hold has ended, the key
 /// cannot be used again. The field `claim` works in the same way.
-#[utoipa::path(post, path = "/v1/holds", request_body = AcquireRequest,
+#[utoipa::path(post, path = "/v1/holds", operation_id = "acquireHold", tag = "holds", request_body = AcquireRequest,
     params(("Idempotency-Key" = Option<String>, Header, description = "16 to 128 visible characters, new for each acquisition. Required without `claim`", min_length = 16, max_length = 128)),
     responses(
-        (status = 201, body = Hold), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "The hold of this key has ended", body = Problem, content_type = "application/problem+json"),
-        (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"),
-        (status = 423, description = "The lock is held", body = Problem, content_type = "application/problem+json"),
-        (status = 429, body = Problem, content_type = "application/problem+json"), (status = 501, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
+        (status = 201, description = "The lock is held", body = Hold),
+        (status = 409, description = "The hold of this key has ended, or other writers were faster"),
+        (status = 423, description = "Another holder has the lock"),
+        (status = 501, description = "The store cannot do this")))]
 pub(crate) async fn acquire(
     State(app): Shared,
     arrival: Arrival,
@@ -314,11 +313,11 @@ fn withdrawn(name: &LockName) -> Problem {
 /// Returns the problem for a store that has not reported yet whether the lock is held.
 fn unknown(name: &LockName, wait: Duration) -> Problem {
     let detail = format!("lock `{name}`: no response from the store within {wait:?}");
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail).retry_after(Duration::from_secs(1))
+    Problem::new(ProblemType::Unavailable, detail).retry_after(Duration::from_secs(1))
 }
 
 fn spent(loss: &Loss, detail: &str) -> Problem {
-    Problem::new(StatusCode::CONFLICT, "key-spent", detail)
+    Problem::new(ProblemType::KeySpent, detail)
         .with_loss(loss)
         .with_help("use a new Idempotency-Key for each acquisition")
 }
@@ -345,7 +344,7 @@ async fn guard(
 }
 
 fn stopping() -> Problem {
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "this server is shutting down")
+    Problem::new(ProblemType::Stopping, "this server is shutting down")
         .with_help("repeat the request with the same Idempotency-Key, to any server on the same store")
         .retry_after(Duration::from_secs(1))
 }

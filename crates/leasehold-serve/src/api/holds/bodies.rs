@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use leasehold::lease::Nested;
+use leasehold::lease::{Nested, Token};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -22,8 +22,10 @@ pub(crate) struct AcquireRequest {
     #[schema(min_items = 1, max_items = 64)]
     pub(super) locks: Vec<String>,
     /// How long the lease lasts without a renewal: 500ms to 24h. 30s if it is missing.
+    #[schema(example = "30s")]
     pub(super) ttl: Option<String>,
     /// How long to wait for the lock, at most 60s. No wait if it is missing.
+    #[schema(example = "10s")]
     pub(super) wait: Option<String>,
     /// What the lock is for. Everyone who sees the lock sees it.
     #[schema(max_length = 200)]
@@ -68,8 +70,10 @@ pub(crate) struct HolderRequest {
     /// Its name. With an access file, the principal's name is used instead.
     #[schema(max_length = 200)]
     pub(super) name: String,
+    /// The name of its host.
     #[schema(max_length = 200)]
     pub(super) host: String,
+    /// Its process id.
     pub(super) pid: u32,
     /// What a leader advertises.
     #[schema(max_length = 1024)]
@@ -88,8 +92,10 @@ pub(crate) struct Hold {
     /// The lock's name; for a permit or a reader, with its number; of several locks, the first.
     pub(super) lock: String,
     /// The fencing token; null if the store has none, and for several locks.
+    #[schema(required, value_type = Option<Token>)]
     pub(super) token: Option<u64>,
     /// The fencing token of each lock, by its name; null if the store has none.
+    #[schema(required, value_type = Option<BTreeMap<String, Token>>)]
     pub(super) tokens: Option<BTreeMap<String, u64>>,
     /// How long the lock is held, counted from any moment before the client sent this request.
     pub(crate) valid_ms: u64,
@@ -101,22 +107,26 @@ pub(crate) struct Hold {
 
 /// A hold that was renewed.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct Renewed {
+pub(crate) struct RenewedHold {
     /// Of several locks, the first.
     pub(super) lock: String,
-    /// Null also for several locks.
+    /// Null if the store has none, and for several locks.
+    #[schema(required, value_type = Option<Token>)]
     pub(super) token: Option<u64>,
-    /// The fencing token of each lock, by its name.
+    /// The fencing token of each lock, by its name; null if the store has none.
+    #[schema(required, value_type = Option<BTreeMap<String, Token>>)]
     pub(super) tokens: Option<BTreeMap<String, u64>>,
     /// How long the lock is held, counted from any moment before the client sent this request.
     pub(crate) valid_ms: u64,
+    /// Renew when a third of this has passed.
     pub(super) ttl_ms: u64,
 }
 
-/// One ticket.
+/// Which hold to check.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct TicketRequest {
+pub(crate) struct CheckRequest {
+    /// The ticket of the hold.
     pub(super) ticket: String,
 }
 
@@ -124,8 +134,10 @@ pub(crate) struct TicketRequest {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReleaseRequest {
+    /// The ticket of the hold.
     pub(super) ticket: String,
     /// How long the lock is granted to no one.
+    #[schema(example = "10m")]
     pub(super) cooldown: Option<String>,
     /// The holder releases the lock because the hold is at its limit, which the history then shows.
     #[serde(default)]
@@ -136,63 +148,75 @@ pub(crate) struct ReleaseRequest {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct WithdrawRequest {
+    /// The lock's name.
     #[schema(min_length = 1, max_length = 256)]
     pub(super) lock: String,
+    /// The claim of the acquisition.
     #[schema(min_length = 32, max_length = 32, pattern = "^[0-9a-f]{32}$")]
     pub(super) claim: String,
 }
 
-/// One ticket, or up to 100.
+/// What to renew.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RenewRequest {
-    pub(super) ticket: Option<String>,
-    #[schema(max_items = 100)]
-    pub(super) tickets: Option<Vec<String>>,
+    /// The ticket of the hold.
+    pub(super) ticket: String,
 }
 
-/// The responses for several tickets, in their order.
+/// What to renew: up to 100 holds.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RenewAllRequest {
+    /// The tickets of the holds.
+    #[schema(min_items = 1, max_items = 100)]
+    pub(super) tickets: Vec<String>,
+}
+
+/// What became of several holds.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct RenewedAll {
-    pub(super) results: Vec<RenewedOne>,
+pub(crate) struct RenewAllResponse {
+    /// One for each ticket, in their order.
+    pub(super) results: Vec<Renewal>,
 }
 
-/// The response for one of several tickets.
+/// A renewed hold, or a problem, which has a `type`.
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
-pub(crate) enum RenewedOne {
-    Renewed(Renewed),
+pub(crate) enum Renewal {
+    Renewed(RenewedHold),
     Failed(Problem),
-}
-
-/// The response to a renewal: of one ticket, or of several.
-#[derive(Serialize, ToSchema)]
-#[serde(untagged)]
-pub(crate) enum RenewAnswer {
-    One(Renewed),
-    All(RenewedAll),
 }
 
 /// The state of a hold.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct Checked {
+pub(crate) struct CheckResponse {
+    /// Of several locks, the first.
     pub(super) lock: String,
+    /// Null if the store has none, and for several locks.
+    #[schema(required, value_type = Option<Token>)]
     pub(super) token: Option<u64>,
     /// Upper bound of the time for which the store keeps the lock for this ticket, unless it is renewed. The holder's
     /// own time is shorter: see `valid_ms`.
+    #[schema(required)]
     pub(super) lapses_within_ms: Option<u64>,
 }
 
+/// A release.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct ReleasedAnswer {
+pub(crate) struct ReleaseResponse {
+    /// Of several locks, the first.
     pub(super) lock: String,
+    /// Always true.
     pub(super) released: bool,
     /// Whether an earlier request had already released it.
     pub(super) before: bool,
 }
 
+/// A withdrawal.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct WithdrawnAnswer {
+pub(crate) struct WithdrawResponse {
+    /// The lock's name.
     pub(super) lock: String,
     /// Whether the acquisition held the lock until this request.
     pub(super) released: bool,

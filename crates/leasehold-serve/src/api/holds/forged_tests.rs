@@ -174,16 +174,14 @@ async fn failed_requests_are_limited_and_valid_ones_are_not() {
     let known = acquired(&app, &arrival().await, "known").await.to_string();
     let unknown = ticket_of(&locker, "unknown").await.to_string();
     let forged = ticket_of(&other, "forged").await.to_string();
-    let outcome = |renewed: RenewedOne| match renewed {
-        RenewedOne::Renewed(_) => "renewed".to_owned(),
-        RenewedOne::Failed(problem) => problem.word().to_owned(),
+    let outcome = |renewal: Renewal| match renewal {
+        Renewal::Renewed(_) => "renewed".to_owned(),
+        Renewal::Failed(problem) => problem.word().to_owned(),
     };
     let batch = async |tickets: Vec<String>| -> Vec<String> {
-        let request = RenewRequest { ticket: None, tickets: Some(tickets) };
-        match renew(State(app.clone()), arrival().await, Payload(request)).await.ok().unwrap().0 {
-            RenewAnswer::All(all) => all.results.into_iter().map(outcome).collect(),
-            RenewAnswer::One(_) => panic!("several tickets"),
-        }
+        let request = Payload(RenewAllRequest { tickets });
+        let renewed = renew_all(State(app.clone()), arrival().await, request).await.ok().unwrap();
+        renewed.0.results.into_iter().map(outcome).collect()
     };
     let count = |outcomes: &[String], word: &str| outcomes.iter().filter(|outcome| *outcome == word).count();
     let mut all = Vec::new();
