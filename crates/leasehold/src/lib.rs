@@ -13,7 +13,8 @@
 //!     let guard = lock.acquire().await?; // waits; see also try_acquire() and acquire_within()
 //!     println!("held with token {}", guard.token()?);
 //!     guard.check()?; // still held? local, no I/O
-//!     guard.release().await
+//!     guard.release().await?;
+//!     Ok(())
 //! }
 //! ```
 //!
