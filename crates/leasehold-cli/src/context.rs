@@ -1,9 +1,7 @@
 //! The context of every subcommand: settings, output and store.
 
 use std::ffi::OsStr;
-use std::io::Write as _;
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
 use clap::ValueEnum as _;
@@ -12,21 +10,15 @@ use leasehold::lease::StoreOptions;
 use leasehold::observe::{Event, Observer};
 use leasehold::url::StoreUrl;
 use leasehold::{ErrorKind, LockName, Locker};
-use tracing_subscriber::fmt::MakeWriter;
-use tracing_subscriber::layer::{Layer, SubscriberExt as _};
-use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{EnvFilter, Registry};
 
 use crate::args::{ColorChoice, CommandArgs, Common};
 use crate::config::{Settings, Store};
 use crate::default_store;
 use crate::exit::{FAILED, Failure};
+use crate::log::{LogLayer, log_to_stderr};
 use crate::output::{Output, human};
 use crate::shell;
 use crate::wait_progress::WaitProgress;
-
-/// Maximum number of log lines that wait for a slow stderr. Further lines are dropped.
-const LOG_BACKLOG: usize = 1_024;
 
 #[derive(Debug)]
 pub(crate) struct Context {
@@ -206,59 +198,6 @@ impl Note {
             name: format!("{program}{more}").chars().take(120).collect(),
             command_line: words.join(" ").chars().take(120).collect(),
         }
-    }
-}
-
-/// A layer that receives spans and events.
-pub(crate) type LogLayer = Box<dyn Layer<Registry> + Send + Sync>;
-
-fn log_to_stderr(level: &str, output: Output, spans: Option<LogLayer>) {
-    // This prefix also matches `leasehold_serve`.
-    let filter = std::env::var("RUST_LOG").unwrap_or_else(|_| format!("leasehold={level}"));
-    let log = tracing_subscriber::fmt::layer()
-        .with_ansi(output.colors())
-        .with_writer(Log::start())
-        .with_filter(EnvFilter::new(filter))
-        .boxed();
-    let layers: Vec<LogLayer> = [log].into_iter().chain(spans).collect();
-    // Fails only if a subscriber is already set.
-    let _ = Registry::default().with(layers).try_init();
-}
-
-/// Passes log lines to a thread that writes them. A stopped terminal (Ctrl-S) or a full pipe must not block the task
-/// that renews the lease.
-#[derive(Clone, Debug)]
-struct Log(SyncSender<Vec<u8>>);
-
-impl Log {
-    fn start() -> Self {
-        let (sender, lines) = sync_channel::<Vec<u8>>(LOG_BACKLOG);
-        // Without the thread, there is no log.
-        let _ = std::thread::Builder::new().spawn(move || {
-            for line in lines {
-                let _ = std::io::stderr().write_all(&line);
-            }
-        });
-        Self(sender)
-    }
-}
-
-impl std::io::Write for Log {
-    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
-        let _ = self.0.try_send(line.to_vec());
-        Ok(line.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl MakeWriter<'_> for Log {
-    type Writer = Self;
-
-    fn make_writer(&self) -> Self {
-        self.clone()
     }
 }
 

@@ -15,6 +15,7 @@ mod exit;
 mod filter;
 mod job;
 mod leader_page;
+mod log;
 mod mode;
 mod names;
 mod nesting;
@@ -46,7 +47,9 @@ fn main() -> ExitCode {
         return code;
     }
     answer_shell();
-    ending::end(commands::dispatch(&arguments))
+    let exit = commands::dispatch(&arguments);
+    log::finish();
+    ending::end(exit)
 }
 
 /// If a shell requests completions, prints them and exits. Otherwise does nothing.

@@ -15,8 +15,8 @@ use opentelemetry_sdk::trace::{SdkTracerProvider, SpanData, SpanExporter};
 use tracing_subscriber::Layer as _;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
-use crate::context::LogLayer;
 use crate::exit::Failure;
+use crate::log::LogLayer;
 
 /// How long the shutdown of the server may wait until the last spans are sent. Together with the 20 s in which the
 /// server finishes its requests, and a second for its threads, this is less than the 30 s after which supervisors kill a
