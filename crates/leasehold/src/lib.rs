@@ -74,8 +74,7 @@
 //! | `nats` | a key-value bucket of NATS JetStream | `nats://host:4222/bucket?prefix=locks` |
 //! | `http` | a running `leasehold serve` | `https://locks.example.com` |
 //!
-//! The other features are `blocking`, for programs without async, and `schema`, with which the types of [`view`] describe
-//! themselves for OpenAPI.
+//! The feature `blocking` adds the module `blocking`, for programs without async.
 //!
 //! # Runtimes and cancellation
 //!

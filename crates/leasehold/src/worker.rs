@@ -141,8 +141,12 @@ impl<T> Drop for Job<T> {
 pub(crate) async fn detached<T: Send + 'static>(
     work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
 ) -> Result<T, StoreError> {
-    let ending = |_| Err(Fault::unavailable("the program is ending").not_applied());
-    tokio::spawn(work).await.unwrap_or_else(ending)
+    tokio::spawn(work).await.unwrap_or_else(|_| Err(program_ends().not_applied()))
+}
+
+/// Returns the fault of work whose runtime shuts down.
+pub(crate) fn program_ends() -> Fault {
+    Fault::unavailable("the program is ending")
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ pub(super) async fn resize(context: &Context, args: ResizeArgs) -> Result<u8, Fa
         let failure = Failure::from(error);
         match kind {
             ErrorKind::Held => Failure { code: HELD, ..failure },
-            // The name is no semaphore's either.
+            // `readers` is only assumed: the store has no number of permits either.
             ErrorKind::Invalid if !args.readers => Failure {
                 message: format!("`{name}` has no number of permits or readers in the store"),
                 ..failure

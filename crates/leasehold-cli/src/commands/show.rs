@@ -28,7 +28,7 @@ pub(super) async fn show(context: &Context, args: LockArgs) -> Result<u8, Failur
                     shell::quoted(&below)
                 )
             }
-            _ => "the store has no record of a lock of this name".to_owned(),
+            _ => human::NO_RECORD.to_owned(),
         };
         human::lock(&status, Some(&state))
     } else {

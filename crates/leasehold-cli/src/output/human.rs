@@ -11,6 +11,9 @@ use leasehold::{AlreadyRan, Election, Holder, HolderInfo, Leader, LockName, Stat
 
 use crate::exit::Failure;
 
+/// What is shown of a name that was never seen.
+pub(crate) const NO_RECORD: &str = "the store has no record of a lock of this name";
+
 /// Returns `error: ...` and its `  help: ...` lines.
 pub(crate) fn error(failure: &Failure, colors: bool) -> String {
     let (red, cyan, plain) =
@@ -261,10 +264,9 @@ pub(crate) fn leader(leader: Option<&Leader>) -> String {
 /// Returns a table of the most recent ended grants, newest first.
 pub(crate) fn history(status: &Status) -> String {
     if status.history.is_empty() {
-        let name = &status.name;
         return match status.token {
-            Some(_) => format!("no grant of {name} has ended yet\n"),
-            None => format!("the store has no record of a lock {name}\n"),
+            Some(_) => format!("no grant of {} has ended yet\n", status.name),
+            None => format!("{NO_RECORD}\n"),
         };
     }
     let mut rows = vec![["TOKEN", "END", "FROM", "UNTIL", "HOLDER"].map(str::to_owned)];

@@ -8,7 +8,8 @@ use tokio::sync::oneshot;
 
 use crate::clock::Moment;
 use crate::env::Env;
-use crate::error::{Fault, StoreError};
+use crate::error::StoreError;
+use crate::worker::program_ends;
 
 /// If requests are abandoned, and no response has arrived for this long since the first of them was sent, later requests
 /// use another connection. This is below the time limit of every attempt.
@@ -78,7 +79,7 @@ impl<C: Connection> OnDemand<C> {
             };
             let _ = give.send(connection);
         });
-        given.await.unwrap_or_else(|_| Err(Fault::unavailable("the program is ending").not_applied()))
+        given.await.unwrap_or_else(|_| Err(program_ends().not_applied()))
     }
 
     /// Makes requests use `connection`.
@@ -145,6 +146,7 @@ mod tests {
 
     use super::*;
     use crate::clock::{TestClock, timeout};
+    use crate::error::Fault;
 
     #[derive(Debug, Default)]
     struct Fake(AtomicBool);
@@ -185,7 +187,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_that_an_abandoned_request_opened_goes_to_the_next_one() {
+    async fn a_connection_of_an_abandoned_request_goes_to_the_next_one() {
         let (on_demand, opened) = (on_demand(), Arc::default());
         assert!(get(&on_demand, &opened).now_or_never().is_none());
         get(&on_demand, &opened).await.unwrap();

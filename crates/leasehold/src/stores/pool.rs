@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_that_an_abandoned_request_opened_goes_to_the_next_one() {
+    async fn a_connection_of_an_abandoned_request_goes_to_the_next_one() {
         let fakes = Fakes::new();
         assert!(fakes.take(Purpose::Contend).now_or_never().is_none());
         fakes.env.sleep(2 * SECOND).await;
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn abandoned_requests_open_no_more_connections_than_there_are_permits() {
+    async fn abandoned_requests_open_no_more_connections_than_permits() {
         let fakes = Fakes::new();
         for _ in 0..2 * MOST[0] {
             assert!(fakes.take(Purpose::Contend).now_or_never().is_none());
@@ -394,7 +394,7 @@ mod tests {
 
     /// Both when a request is abandoned, and when its connection fails.
     #[tokio::test(start_paused = true)]
-    async fn without_a_response_the_unused_connections_are_closed_that_did_not_respond_since() {
+    async fn an_abandoned_request_closes_the_connections_that_are_silent() {
         for is_abandoned in [false, true] {
             let fakes = Fakes::new();
             let mut used = fakes.several(3).await;
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_is_not_the_primary_is_left_with_all_connections() {
+    async fn all_connections_to_a_server_that_is_no_primary_are_closed() {
         let mut fakes = Fakes::new();
         let old = fakes.several(2).await;
         fakes.host = "b";

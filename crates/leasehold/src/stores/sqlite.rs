@@ -57,6 +57,7 @@ use crate::protocol::record::RecordState;
 use crate::protocol::rules;
 use crate::types::LockName;
 use crate::url::StoreUrl;
+use crate::worker::program_ends;
 
 /// Polling is cheap, because a poll is one indexed read of a local file.
 const POLL_INTERVAL: PollInterval =
@@ -270,7 +271,7 @@ impl LeaseStore for SqliteLeases {
         let location = self.database.location().clone();
         match spawn_blocking(move || location.create_folder()).await {
             Ok(created) => created.map_err(Fault::not_applied)?,
-            Err(_) => return Err(Fault::unavailable("the program is ending").not_applied()),
+            Err(_) => return Err(program_ends().not_applied()),
         }
         self.touch().await
     }

@@ -8,6 +8,7 @@ use rustls::{ClientConfig, RootCertStore};
 
 use crate::error::{Error, Fault, StoreError};
 use crate::stores::hosts::Tls;
+use crate::worker::program_ends;
 
 /// Returns the TLS configuration of a client for `store`. Blocks, because the files may be on a disk that hangs.
 pub(super) fn client_config(tls: &Tls, store: &str) -> Result<ClientConfig, Error> {
@@ -64,7 +65,7 @@ pub(super) async fn blocking<T: Send + 'static>(
     read: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, StoreError> {
     let read = tokio::task::spawn_blocking(read).await;
-    let read = read.map_err(|_| Fault::unavailable("the program is ending").not_applied())?;
+    let read = read.map_err(|_| program_ends().not_applied())?;
     read.map_err(|error| {
         let fault = Fault::new(error.kind(), error.to_string());
         match error.help().first() {

@@ -13,6 +13,7 @@ use super::location::Location;
 use super::requests::{Caller, Purpose, Queue, Reply, Request, Work};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
+use crate::worker::program_ends;
 
 /// The pause before a request that found the file busy is tried again.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -70,7 +71,7 @@ impl Database {
             Ok(Err(Failure::TooLate { .. })) => Err(self.silent(limit).not_applied()),
             // Its runtime shut down. It is unknown whether the work was done.
             Err(_) => {
-                let fault = Fault::unavailable("the program is ending");
+                let fault = program_ends();
                 Err(if purpose.writes() { fault.maybe_applied() } else { fault.not_applied() })
             }
         }
