@@ -121,6 +121,10 @@ async fn main() -> Result<()> {
     let evicted = lock.acquire().await?;
     locker.evict(evicted.name(), evicted.token()?).await?;
     evicted.lost().await;
+    // The guard knows of the loss first. The event follows in the background.
+    while metrics.held.get() > 0 {
+        tokio::task::yield_now().await;
+    }
 
     let guard = lock.acquire().await?;
     let text = metrics.text();

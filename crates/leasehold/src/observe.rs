@@ -25,6 +25,8 @@ use crate::types::LockName;
 /// blocks for longer than the remaining lease, the lock is lost. The deadline does not depend on observers, because
 /// [`Guard::check`](crate::Guard::check) compares it with the clock.
 ///
+/// The guard knows of a loss before the observer: [`Guard::lost`](crate::Guard::lost) may return first.
+///
 /// A panic in an observer is caught and logged. It has no effect on the lock. (With `panic = "abort"`, it aborts the
 /// process.)
 ///
