@@ -23,7 +23,7 @@ impl Target {
         };
         let shown = StoreUrl::parse(url).map_err(|_| {
             Failure::usage(format!("{:?} is not an object URL", without_secrets(url))).with_help(
-                "an object URL is like s3://my-bucket/path/counter.json or gs://my-bucket/counter.json",
+                "an object URL is like s3://my-bucket/path/counter.json or dir:/srv/data/counter.json",
             )
         })?;
         let object = Object::open(url).await.map_err(|error| match error.kind() {

@@ -1,10 +1,20 @@
 //! The command on every store with a server. `./test` starts the servers.
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
 use leasehold_testkit::servers::{Server, below};
 use leasehold_testkit::stores;
-use rustix::process::Signal;
+use rustix::process::{Signal, geteuid};
 
-use crate::support::{self, Holder, Sandbox};
+use crate::support::{self, Holder, Outcome, Sandbox};
+
+const ANN: u32 = 65_534;
+const BEN: u32 = 65_533;
+const GROUP: u32 = 65_532;
+const OTHER_GROUP: u32 = 65_531;
 
 /// Runs the common tasks of a user on the store at `url`.
 fn a_day_on(url: &str) {
@@ -130,9 +140,8 @@ fn held(sandbox: &Sandbox, url: &str, words: &str) -> Holder {
 }
 
 /// Runs the common tasks with an object that has several writers.
-fn objects_on(server: Server) {
-    let sandbox = Sandbox::new();
-    let url = below(&server.fresh_url(), "counter.txt");
+fn objects_on(sandbox: &Sandbox, folder: &str) {
+    let url = below(folder, "counter.txt");
     let update = |words: &str, script: &str| sandbox.run_script(&format!("update {url} {words}"), script);
     let content = || update("", "cat >content; exit 3").expect(3);
     // The object is created, changed, and left unchanged in each possible way.
@@ -153,9 +162,9 @@ fn objects_on(server: Server) {
     sandbox.run(&format!("update {url} -- /no/such")).expect(127);
     content();
     assert_eq!(sandbox.read("content"), "1\nexists 0\n");
-    unheard(&sandbox, &url);
-    conflicts(&sandbox, &url);
-    fences(&sandbox, &url);
+    unheard(sandbox, &url);
+    conflicts(sandbox, &url);
+    fences(sandbox, &url);
     sandbox.run(&format!("update --shell --allow-empty {url} -- cat >/dev/null")).expect(0);
     content();
     assert_eq!(sandbox.read("content"), "");
@@ -205,17 +214,54 @@ fn fences(sandbox: &Sandbox, url: &str) {
 
 #[test]
 fn objects_on_s3() {
-    objects_on(Server::MINIO);
+    objects_on(&Sandbox::new(), &Server::MINIO.fresh_url());
 }
 
 #[test]
 fn objects_on_gcs() {
-    objects_on(Server::FAKE_GCS);
+    objects_on(&Sandbox::new(), &Server::FAKE_GCS.fresh_url());
 }
 
 #[test]
 fn objects_on_azure() {
-    objects_on(Server::AZURITE);
+    objects_on(&Sandbox::new(), &Server::AZURITE.fresh_url());
+}
+
+#[test]
+fn objects_in_a_directory() {
+    let sandbox = Sandbox::new();
+    sandbox.run("init --store dir:objects").expect(0);
+    objects_on(&sandbox, "dir:objects");
+}
+
+/// Two users of a group share a directory, and a third user cannot read it. Only root can be several users.
+#[test]
+fn users_of_a_group_share_a_directory() {
+    assert!(geteuid().is_root(), "run this test as root");
+    let sandbox = Sandbox::new();
+    let permit =
+        |name: &str, mode| fs::set_permissions(sandbox.path(name), Permissions::from_mode(mode)).unwrap();
+    permit("", 0o755);
+    fs::copy(env!("CARGO_BIN_EXE_leasehold"), sandbox.path("leasehold")).unwrap();
+    permit("leasehold", 0o755);
+    fs::create_dir(sandbox.path("locks")).unwrap();
+    permit("locks", 0o2770);
+    chown(sandbox.path("locks"), None, Some(GROUP)).unwrap();
+    let by = |user: u32, group: u32, words: &str| {
+        let mut command = Command::new(sandbox.path("leasehold"));
+        command.args(words.split(' ')).current_dir(sandbox.path("")).env("HOME", sandbox.path(""));
+        Outcome::of(command.env_remove("XDG_CONFIG_HOME").uid(user).gid(group).output().unwrap())
+    };
+    by(ANN, GROUP, "init --store dir:locks").expect(0);
+    for user in [ANN, BEN, ANN, BEN] {
+        by(user, GROUP, "run --store dir:locks deploy/prod -- true").expect(0);
+    }
+    let history = by(BEN, GROUP, "history --store dir:locks deploy/prod").expect(0).stdout;
+    assert_eq!(history.matches("released").count(), 4, "{history}");
+    for words in ["run --store dir:locks deploy/prod -- true", "ls --store dir:locks"] {
+        let refused = by(BEN, OTHER_GROUP, words).expect(125);
+        assert!(refused.stderr.contains("must be able to read, write and enter"), "{words}: {refused:?}");
+    }
 }
 
 #[test]

@@ -351,6 +351,28 @@ fn the_lock_may_be_in_another_store_than_the_state() {
     assert_eq!(team.value("two"), "2");
 }
 
+/// The state is beside the lock, or only the state is in a directory.
+#[test]
+fn the_state_is_in_a_directory() {
+    for url in ["dir:FOLDER/tf", "sqlite:FOLDER/locks.db --state dir:FOLDER/tf/net.tfstate"] {
+        let sandbox = Sandbox::new();
+        sandbox.run("init --store dir:tf").expect(0);
+        let url = url.replace("FOLDER", sandbox.path(".").to_str().unwrap().trim_end_matches("/."));
+        let team = Team { url, sandbox };
+        team.joins("one", "1", true);
+        team.joins("two", "2", false);
+        let killed = team.applies("one", "--ttl 3s");
+        let refused = team.run("two", &APPLY, 1).stderr;
+        assert!(refused.contains("already locked"), "{refused}");
+        support::send(killed.guardian(), Signal::KILL);
+        killed.signal(Signal::KILL);
+        team.go("one");
+        let next = team.start("two", "--ttl 3s --wait 60s", &APPLY);
+        next.end().expect(0);
+        assert_eq!(team.value("two"), "2");
+    }
+}
+
 /// Plugins of Terraform survive SIGINT, but not SIGTERM; and Terraform exits at once on a second signal.
 #[test]
 fn the_group_gets_one_sigint_for_all_signals() {
@@ -378,6 +400,7 @@ fn terraform_says_what_it_cannot_use() {
     let url = Server::MINIO.fresh_url();
     for (words, code, message) in [
         ("prod -s sqlite:locks.db", 2, "--state s3://my-bucket"),
+        ("prod -s sqlite:locks.db --state dir:tf/", 2, "empty, `.` or `..` segment"),
         ("prod --state counter.json", 2, "not an object URL"),
         ("prod -s sqlite:locks.db --state redis://h/x", 2, "keeps no objects"),
         (&*format!("prod -s {url}&protocol=existence"), 125, "no fencing tokens"),

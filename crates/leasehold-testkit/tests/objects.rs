@@ -1,5 +1,6 @@
 //! Updates and fenced writes of objects on real servers, which `./test` starts.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -211,8 +212,12 @@ async fn on_gcs_a_read_raises_the_fence() {
 /// is in it once.
 #[tokio::test]
 async fn accepted_tokens_never_go_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut urls = vec![in_directory(folder.path())];
     for server in SERVERS {
-        let url = fresh(server).await;
+        urls.push(fresh(server).await);
+    }
+    for url in urls {
         let holders: Vec<_> = (1..=12).map(|number| tokio::spawn(additions(url.clone(), number))).collect();
         let mut accepted = Vec::new();
         for holder in holders {
@@ -221,11 +226,17 @@ async fn accepted_tokens_never_go_back() {
         let text = text(&Object::open(&url).await.unwrap()).await;
         let mut words: Vec<_> = text.split_whitespace().map(str::to_owned).collect();
         let tokens = words.iter().map(|word| word.split_once('.').unwrap().0.parse::<u64>().unwrap());
-        assert!(tokens.is_sorted(), "{server:?}: {text}");
+        assert!(tokens.is_sorted(), "{url}: {text}");
         accepted.sort();
         words.sort();
-        assert_eq!(words, accepted, "{server:?}");
+        assert_eq!(words, accepted, "{url}");
     }
+}
+
+/// Prepares `folder`. Returns the URL of an object in it.
+fn in_directory(folder: &Path) -> String {
+    std::fs::create_dir(folder.join(".leasehold")).unwrap();
+    format!("dir:{}/of a/{OBJECT}", folder.display())
 }
 
 /// Makes additions as the holder with token `number`. Returns those that were accepted.
@@ -246,8 +257,7 @@ async fn additions(url: String, number: u64) -> Vec<String> {
     accepted
 }
 
-async fn count_exactly(server: Server) {
-    let url = fresh(server).await;
+async fn count_exactly(url: String) {
     let times = TIMES.to_string();
     let worker = || {
         let arguments = ["add", "--object", &url, "--times", &times];
@@ -260,22 +270,28 @@ async fn count_exactly(server: Server) {
         assert_eq!((code, said.len()), (Some(0), TIMES), "{said:?}");
         attempts += said.iter().map(|line| line.parse::<usize>().unwrap()).sum::<usize>();
     }
-    println!("{server:?}: {} additions took {attempts} attempts", PROCESSES * TIMES);
+    println!("{url}: {} additions took {attempts} attempts", PROCESSES * TIMES);
     let object = Object::open(&url).await.unwrap();
     assert_eq!(text(&object).await, format!("{{\"n\":{}}}", PROCESSES * TIMES));
 }
 
 #[tokio::test]
 async fn thirty_two_processes_count_exactly_on_moto() {
-    count_exactly(Server::MOTO).await;
+    count_exactly(fresh(Server::MOTO).await).await;
 }
 
 #[tokio::test]
 async fn thirty_two_processes_count_exactly_on_minio() {
-    count_exactly(Server::MINIO).await;
+    count_exactly(fresh(Server::MINIO).await).await;
 }
 
 #[tokio::test]
 async fn thirty_two_processes_count_exactly_on_fake_gcs_server() {
-    count_exactly(Server::FAKE_GCS).await;
+    count_exactly(fresh(Server::FAKE_GCS).await).await;
+}
+
+#[tokio::test]
+async fn thirty_two_processes_count_exactly_in_a_directory() {
+    let folder = tempfile::tempdir().unwrap();
+    count_exactly(in_directory(folder.path())).await;
 }

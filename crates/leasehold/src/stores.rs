@@ -20,6 +20,8 @@ pub mod dir;
 pub mod dynamodb;
 #[cfg(feature = "etcd")]
 pub mod etcd;
+#[cfg(any(feature = "dir", feature = "sqlite"))]
+mod file_system;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 #[cfg(feature = "gcs")]
@@ -177,8 +179,8 @@ pub const STORES: &[StoreKind] = &[
         example: "dir:/mnt/efs/locks",
         feature: Some("dir"),
         open: with_feature!("dir", dir::open),
-        keeps_objects: false,
-        open_object: None,
+        keeps_objects: true,
+        open_object: with_feature!("dir", dir::open_object),
     },
     StoreKind {
         scheme: "s3",
@@ -359,7 +361,9 @@ pub(crate) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Regi
         None => {
             let scheme = url.scheme();
             Err(Error::unsupported(format!("a `{scheme}:` store keeps no objects to update or write"))
-                .with_help("use an object of s3://, gs:// or azblob://, like s3://bucket/path/counter.json"))
+                .with_help(
+                    "use an object of s3://, gs://, azblob:// or dir:, like s3://bucket/path/counter.json",
+                ))
         }
     }
 }

@@ -77,7 +77,7 @@ pub(crate) struct PutArgs {
 // The object to write.
 #[derive(Debug, Args)]
 pub(crate) struct ObjectArgs {
-    /// URL of the object, for example s3://my-bucket/path/counter.json?region=eu-west-1
+    /// URL of the object, for example s3://my-bucket/path/counter.json?region=eu-west-1 or dir:/srv/data/counter.json
     #[arg(value_name = "OBJECT")]
     pub(crate) object: OsString,
     /// Content type of the object [default: unchanged, or application/octet-stream for a new object]

@@ -22,8 +22,8 @@ in time, leasehold refuses reads and writes of the state, so that Terraform save
 gets itself. If the command or its machine dies, the state is free again soon after --ttl. A command whose lock was \
 lost cannot write over the state of a later one. If a command succeeds whose state is elsewhere, leasehold fails with 125. If the lock is held, the command fails and prints who holds it. To wait, use its -lock-timeout or --wait.
 
-The state is the object NAME.tfstate beside the lock: in S3, GCS or Azure. For other stores, name an object with \
---state. Use one NAME for each workspace.
+The state is the object NAME.tfstate beside the lock: in S3, GCS, Azure or a directory. For other stores, name an \
+object with --state. Use one NAME for each workspace.
 
 Examples:
   export LEASEHOLD_STORE=s3://my-bucket/tf
@@ -32,7 +32,8 @@ Examples:
   leasehold terraform prod/network --wait 30m -- terraform apply -auto-approve
   leasehold terraform prod/network -- tofu force-unlock LOCK_ID
   leasehold -s postgres://locks@db/locks terraform prod \\
-    --state s3://my-bucket/prod.tfstate -- tofu apply"
+    --state s3://my-bucket/prod.tfstate -- tofu apply
+  leasehold terraform prod --state dir:/var/lib/tf/prod.tfstate -- tofu apply"
 )]
 pub(crate) struct TerraformArgs {
     /// Name of the lock; also the name of the state, for example prod/network

@@ -80,8 +80,10 @@ async fn beside(store: &Store, request: &Request) -> Result<Object, Failure> {
     Object::at(url.object(&format!("{}.tfstate", request.names.first()))).await.map_err(|error| {
         match error.kind() {
             leasehold::ErrorKind::Unsupported => {
-                Failure::usage(format!("{error}, so the state cannot be beside the lock"))
-                    .with_help("name an object for the state: --state s3://my-bucket/prod.tfstate")
+                Failure::usage(format!("{error}, so the state cannot be beside the lock")).with_help(
+                    "name an object for the state: --state s3://my-bucket/prod.tfstate, or \
+                         --state dir:/var/lib/tf/prod.tfstate in a directory of this machine",
+                )
             }
             leasehold::ErrorKind::Invalid => Failure::bad_argument(error),
             _ => error.into(),

@@ -396,7 +396,7 @@ fn no_metadata(capabilities: &RegisterCapabilities) -> Error {
         "{} stores no metadata with an object, but a fence needs metadata",
         capabilities.store
     ))
-    .with_help("objects on s3://, gs:// and azblob:// can be fenced")
+    .with_help("objects of s3://, gs://, azblob:// and dir: can be fenced")
 }
 
 fn repeats(capabilities: &RegisterCapabilities, key: &str) -> Error {

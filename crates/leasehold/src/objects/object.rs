@@ -51,10 +51,12 @@ pub struct Object {
 }
 
 impl Object {
-    /// Opens the object that `url` names: `s3://bucket/path/name?region=...` or `gs://bucket/path/name`, with the
-    /// options of the store. The path is the object's key. Percent-encoding is decoded, and nothing is appended.
+    /// Opens the object that `url` names: `s3://bucket/path/name?region=...`, `gs://bucket/path/name` or
+    /// `dir:/directory/path/name`, with the options of the store. The path is the object's key. Percent-encoding is
+    /// decoded, and nothing is appended.
     ///
-    /// Sends no request, except to the machine's metadata service if it has to ask for the region.
+    /// Sends no request, except to the machine's metadata service if it has to ask for the region. In a directory,
+    /// looks for the one that was prepared, and tries out hard links.
     ///
     /// Cancel safe.
     ///

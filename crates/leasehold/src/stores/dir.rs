@@ -13,7 +13,7 @@ mod names;
 #[cfg(test)]
 mod tests;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +31,8 @@ use crate::lease::{Id, LeaseStore, PollInterval, StoreOptions};
 use crate::proof;
 use crate::protocol::RegisterLeases;
 use crate::register::{
-    Body, Deleted, Metadata, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
+    Body, Deleted, MAX_OBJECT_BYTES, MAX_VALUE_BYTES, Precondition, Register, RegisterCapabilities, Version,
+    VersionedValue, Write,
 };
 use crate::retry::retry;
 use crate::url::StoreUrl;
@@ -41,12 +42,15 @@ use crate::worker::OnWorker;
 const POLL_INTERVAL: PollInterval =
     PollInterval { min: Duration::from_millis(20), max: Duration::from_millis(1_000) };
 
-/// The time limit for a request. A file server that does not respond within it is unavailable.
+/// The time limit for a request with a record. A file server that does not respond within it is unavailable.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
 /// The number of threads for requests. Others wait without a thread, so that a file server that hangs does not take all
 /// threads of the process.
 const THREADS: usize = 64;
+
+/// The maximum total length of the names and values of a user's metadata, in bytes. The same as on S3.
+const MAX_METADATA_BYTES: usize = 2_048;
 
 /// The beginnings of the keys that one examination uses, and no other process. Nothing of them is kept.
 const OF_EXAMINATIONS: [&str; 3] = [RESERVED, proof::questions::PREFIX, proof::races::PREFIX];
@@ -80,12 +84,32 @@ const OF_EXAMINATIONS: [&str; 3] = [RESERVED, proof::questions::PREFIX, proof::r
 /// Invalid for a URL without a path, or with a host. Unsupported for a file system without hard links. The first request
 /// reports a directory that was not prepared, unless that request is `init`.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
-    let path = location::path_of(url, &mut options)?;
+    let path = location::path_of(&url.checked(&mut options)?)?;
     // The time stamps of files may come from wrong clocks, so they end no lease.
     options.store_clock = false;
-    let register = DirectoryRegister::new(path, options.env.clone())?;
+    let register = DirectoryRegister::new(path, MAX_VALUE_BYTES, options.env.clone())?;
     register.touch().await?;
     Ok(Arc::new(RegisterLeases::new(Arc::new(register), options)))
+}
+
+/// Opens the prepared directory that has the object of `url`, and returns the object's key in it: the rest of the path.
+///
+/// # Errors
+/// See [`open`].
+pub(super) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Register>, String), Error> {
+    let path = location::object_of(url)?;
+    let parent = path.parent().unwrap_or(&path).to_owned();
+    let look = DirectoryRegister::new(parent.clone(), MAX_OBJECT_BYTES, env.clone())?;
+    let from = path.clone();
+    let around = look.run(move |_| {
+        Directory::around(&from).map(|found| found.map(Path::to_owned)).map_err(Fault::not_applied)
+    });
+    // Without a prepared directory, the first request reports the parent.
+    let directory = around.await.map_err(StoreError::of_read)?.unwrap_or(parent);
+    let key = path.strip_prefix(&directory).unwrap_or(&path).to_string_lossy().into_owned();
+    let register = DirectoryRegister::new(directory, MAX_OBJECT_BYTES, env)?;
+    register.touch().await?;
+    Ok((Arc::new(register), key))
 }
 
 /// The keys in one directory.
@@ -97,8 +121,8 @@ struct DirectoryRegister {
 }
 
 impl DirectoryRegister {
-    fn new(path: PathBuf, env: Env) -> Result<Self, Error> {
-        let worker = OnWorker::start("dir", Directory { path, env, clock: Arc::default() })?;
+    fn new(path: PathBuf, most_bytes: usize, env: Env) -> Result<Self, Error> {
+        let worker = OnWorker::start("dir", Directory { path, env, clock: Arc::default(), most_bytes })?;
         let threads = Arc::new(Semaphore::new(THREADS));
         Ok(Self { directory: worker.leases.clone(), worker, threads })
     }
@@ -120,9 +144,11 @@ impl DirectoryRegister {
             .await
         });
         let unanswered = |why: String| Err(Fault::unavailable(why).maybe_applied());
-        match timeout(&*self.env().clock, REQUEST_LIMIT, job).await {
+        let is_of_records = self.directory.most_bytes <= MAX_VALUE_BYTES;
+        let limit = if is_of_records { REQUEST_LIMIT } else { LIMITS.longest_write };
+        match timeout(&*self.env().clock, limit, job).await {
             Some(done) => done?.unwrap_or_else(|error| unanswered(error.to_string())),
-            None => unanswered(format!("{} did not respond within {REQUEST_LIMIT:.0?}", self.identity())),
+            None => unanswered(format!("{} did not respond within {limit:.0?}", self.identity())),
         }
     }
 
@@ -155,7 +181,7 @@ impl DirectoryRegister {
         &self,
         key: &str,
         expect: Option<&Version>,
-        value: Option<bytes::Bytes>,
+        value: Option<Body>,
     ) -> Result<Outcome, StoreError> {
         let (nonce, expect) = (self.nonce(), expect.cloned());
         self.on_key(key, move |folder| generations::write(folder, &LIMITS, expect.as_ref(), nonce, value))
@@ -175,12 +201,13 @@ impl Register for DirectoryRegister {
         Ok(current.map_err(StoreError::of_read)?.and_then(|found| {
             let version = found.version();
             let Generation { value, .. } = found;
-            Some(VersionedValue { value: value?, version, metadata: Metadata::default() })
+            let Body { bytes: value, metadata } = value?;
+            Some(VersionedValue { value, version, metadata })
         }))
     }
 
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
-        Ok(match self.put(key, expect.version(), Some(body.bytes)).await? {
+        Ok(match self.put(key, expect.version(), Some(body)).await? {
             Outcome::Written(version) => Write::Committed(version),
             Outcome::Conflict => Write::Conflict,
         })
@@ -236,7 +263,8 @@ impl Register for DirectoryRegister {
     }
 
     fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
-        Ok(Arc::new(Self::new(location::absolute(endpoint)?, self.env().clone())?))
+        let path = location::absolute(endpoint)?;
+        Ok(Arc::new(Self::new(path, self.directory.most_bytes, self.env().clone())?))
     }
 
     fn capabilities(&self) -> RegisterCapabilities {
@@ -244,7 +272,7 @@ impl Register for DirectoryRegister {
             store: "a directory",
             trusted: true,
             generations: false,
-            metadata: None,
+            metadata: Some(MAX_METADATA_BYTES),
             poll_interval: POLL_INTERVAL,
         }
     }

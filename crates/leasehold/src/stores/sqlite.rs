@@ -12,7 +12,6 @@ mod errors;
 mod evidence;
 mod examine;
 mod file;
-mod file_system;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 #[cfg(test)]

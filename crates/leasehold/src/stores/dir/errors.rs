@@ -33,6 +33,13 @@ pub(super) fn not_prepared(path: &Path) -> Fault {
     ))
 }
 
+/// Returns the fault for a directory inside another one that was prepared.
+pub(super) fn nested(path: &Path, outer: &Path) -> Fault {
+    let (path, outer) = (path.display(), outer.display());
+    Fault::new(ErrorKind::Invalid, format!("{path} is inside {outer}, which was prepared for locks"))
+        .with_help(format!("use --store dir:{outer}, or a directory outside of it"))
+}
+
 /// Returns the fault for a directory in which only the owner of a file may remove it.
 pub(super) fn sticky(path: &Path) -> Fault {
     let path = path.display();
@@ -84,3 +91,7 @@ fn meaning(error: io::ErrorKind) -> (ErrorKind, &'static str) {
 /// The help for a file system without hard links.
 pub(super) const NO_LINKS: &str = "this file system has no hard links, which locks in a directory need: for one machine \
     use sqlite:, for several machines one of the other stores (`leasehold help stores`)";
+
+/// The help for a file system that is refused by its type.
+pub(super) const OTHERS: &str = "for one machine use a local folder, for several machines a folder on NFS or one of the \
+    other stores (`leasehold help stores`)";

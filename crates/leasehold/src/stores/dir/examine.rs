@@ -1,4 +1,4 @@
-//! The doctor's checks of the directory: its marker and hard links.
+//! The checks of the directory: its marker, its file system and hard links.
 
 use super::DirectoryRegister;
 use super::errors;
@@ -7,11 +7,14 @@ use super::generations::Folder;
 use crate::diagnosis::{Examined, Finding};
 use crate::error::{ErrorKind, Fault};
 use crate::lease::Id;
+use crate::stores::file_system;
 
 impl DirectoryRegister {
     pub(super) async fn examined(&self) -> Examined {
         let mut examined = Examined::default();
         let nonce = self.nonce();
+        let named = self.run(|directory| Ok(file_system::name(&directory.path))).await.ok().flatten();
+        examined.push(Finding::passed("file-system", named.unwrap_or_else(|| "type unknown".to_owned())));
         let checked = self.run(move |directory| {
             directory.check().map_err(Fault::not_applied)?;
             links(&directory.marker(), nonce).map_err(Fault::not_applied)
@@ -25,13 +28,22 @@ impl DirectoryRegister {
 /// Tries out whether files can have a second name, which only one of several processes can create.
 ///
 /// # Errors
-/// Unsupported if the file system has no hard links.
+/// Unsupported if the file system has no hard links, or is SMB.
 pub(super) fn links(folder: &KeyFolder<'_>, nonce: Id) -> Result<(), Fault> {
+    if let Some(name) = file_system::name(&folder.path).filter(|name| is_refused(name)) {
+        let message = format!("{} is on {name}, whose clients delay writes", folder.path.display());
+        return Err(Fault::new(ErrorKind::Unsupported, message).with_help(errors::OTHERS));
+    }
     let (one, two) = (format!("{nonce}.tmp"), format!("{nonce}-2.tmp"));
     folder.create(&one, b"").map_err(|error| folder.fault("write a file in", &error))?;
     let counted = tried(folder, &one, &two);
     let _ = (folder.remove(&one), folder.remove(&two));
     counted
+}
+
+/// Some servers of SMB have hard links, but a client may keep writes and listings for itself while it has an oplock.
+fn is_refused(file_system: &str) -> bool {
+    file_system.starts_with("SMB")
 }
 
 fn tried(folder: &KeyFolder<'_>, one: &str, two: &str) -> Result<(), Fault> {
@@ -49,4 +61,17 @@ fn tried(folder: &KeyFolder<'_>, one: &str, two: &str) -> Result<(), Fault> {
     }
     let names = folder.links(one).map_err(|error| folder.fault("read a file in", &error))?;
     if names == 2 { Ok(()) } else { Err(missing(format!("a file with two names has {names}"))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_of_smb_is_refused() {
+        assert!(is_refused("SMB (0xff534d42)"));
+        let local = file_system::name(&std::env::temp_dir()).unwrap();
+        assert!(!is_refused(&local), "{local}");
+        assert!(file_system::name(std::path::Path::new("/no/such")).is_none());
+    }
 }

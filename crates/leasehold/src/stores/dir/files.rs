@@ -1,7 +1,7 @@
 //! The directory on a real file system.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
-use std::io::{self, Read, Write as _};
+use std::io::{self, ErrorKind as K, Read, Write as _};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use super::names::{self, Part};
 use crate::clock::{Moment, StoreClock};
 use crate::env::Env;
 use crate::error::Fault;
-use crate::register::MAX_VALUE_BYTES;
 
-/// The longest header of a generation, in bytes.
-const MAX_HEADER_BYTES: usize = 100;
+/// The longest header of a generation, in bytes: with [`MAX_METADATA_BYTES`](super::MAX_METADATA_BYTES), and names and
+/// types of a file.
+const MAX_HEADER_BYTES: usize = 16 << 10;
 
 /// The resolution of time stamps on the file systems that have hard links.
 const RESOLUTION: Duration = Duration::from_secs(1);
@@ -35,6 +35,8 @@ pub(super) struct Directory {
     pub(super) env: Env,
     /// The file server's clock, as the time stamps of new files show it.
     pub(super) clock: Arc<StoreClock>,
+    /// The maximum length of a value, in bytes.
+    pub(super) most_bytes: usize,
 }
 
 impl Directory {
@@ -49,15 +51,32 @@ impl Directory {
         KeyFolder { directory: self, path: self.path.join(MARKER) }
     }
 
+    /// Returns the prepared directory that has `path` in it, or in its folders.
+    pub(super) fn around(path: &Path) -> Result<Option<&Path>, Fault> {
+        for folder in path.ancestors().skip(1) {
+            let marker = folder.join(MARKER);
+            match fs::metadata(&marker) {
+                Ok(_) => return Ok(Some(folder)),
+                Err(error) if matches!(error.kind(), K::NotFound | K::NotADirectory) => {}
+                Err(error) => return Err(errors::fault("read", &marker, &error)),
+            }
+        }
+        Ok(None)
+    }
+
     /// Creates the directory and its marker, if they are missing.
     pub(super) fn init(&self) -> Result<(), Fault> {
+        // While an inner directory is not mounted, its objects would be in the outer one.
+        if let Some(outer) = Self::around(&self.path)? {
+            return Err(errors::nested(&self.path, outer));
+        }
         // Names and notes of locks may be confidential.
         match DirBuilder::new().mode(0o700).create(&self.path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(error) if error.kind() == K::NotFound => {
                 let help = "create the folder above it; if it is on a mount, check that the mount is there";
                 return Err(errors::fault("create", &self.path, &error).with_help(help));
             }
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(error) if error.kind() != K::AlreadyExists => {
                 return Err(errors::fault("create", &self.path, &error));
             }
             _ => {}
@@ -75,7 +94,7 @@ impl Directory {
         let marker = self.path.join(MARKER);
         match fs::metadata(&marker) {
             Ok(_) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(errors::not_prepared(&self.path)),
+            Err(error) if error.kind() == K::NotFound => Err(errors::not_prepared(&self.path)),
             Err(error) => Err(errors::fault("read", &marker, &error)),
         }
     }
@@ -128,7 +147,7 @@ impl KeyFolder<'_> {
             let parent = path.clone();
             path.push(part);
             match DirBuilder::new().mode(mode).create(&path) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                Err(error) if error.kind() != K::AlreadyExists => return Err(error),
                 _ => {}
             }
             // Another process may have created it, and died before these lines.
@@ -142,7 +161,7 @@ impl KeyFolder<'_> {
 impl Folder for KeyFolder<'_> {
     fn list(&self) -> io::Result<Vec<String>> {
         let listed = list(&self.path);
-        if listed.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+        if listed.as_ref().is_err_and(|error| error.kind() == K::NotFound) {
             // The key has no folder, unless the whole directory has gone.
             self.directory.check().map_err(errors::Lost::of)?;
         }
@@ -150,11 +169,12 @@ impl Folder for KeyFolder<'_> {
     }
 
     fn read(&self, name: &str) -> io::Result<Vec<u8>> {
-        let most = (MAX_VALUE_BYTES + MAX_HEADER_BYTES) as u64;
+        let most = (self.directory.most_bytes + MAX_HEADER_BYTES) as u64;
         let mut content = Vec::new();
         File::open(self.path.join(name))?.take(most + 1).read_to_end(&mut content)?;
         if content.len() as u64 > most {
-            return Err(io::Error::new(io::ErrorKind::FileTooLarge, "a record is too long"));
+            let message = format!("it has more than {} bytes", self.directory.most_bytes);
+            return Err(io::Error::new(K::FileTooLarge, message));
         }
         Ok(content)
     }

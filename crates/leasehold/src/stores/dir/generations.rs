@@ -4,15 +4,18 @@
 //! Everything here works on a [`Folder`], so that the tests can run each step of several writers in every order, on a
 //! folder with stale listings, lost responses and wrong clocks.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use crate::clock::Moment;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
-use crate::register::Version;
+use crate::register::{Body, Metadata, Version};
 
 /// The limits that the rules depend on.
 #[derive(Clone, Copy, Debug)]
@@ -77,8 +80,29 @@ pub(super) struct Generation {
     pub(super) number: u64,
     pub(super) nonce: Id,
     /// `None` if the key has no value since this generation.
-    pub(super) value: Option<Bytes>,
+    pub(super) value: Option<Body>,
 }
+
+/// The metadata of a value in the header of its file.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Metadata", rename_all = "kebab-case")]
+struct Headers {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    content_type: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cache_control: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    content_encoding: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    content_disposition: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    content_language: Option<String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    user: BTreeMap<String, String>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Header(#[serde(with = "Headers")] Metadata);
 
 impl Generation {
     /// Returns the version of the value.
@@ -86,24 +110,34 @@ impl Generation {
         Version::new(format!("{}-{}", self.number, self.nonce))
     }
 
-    /// Returns the content of its file: a line with the nonce and the length, and the bytes.
+    /// Returns the content of its file: a line with the nonce, the length and the metadata, and the bytes.
     fn content(&self) -> Vec<u8> {
-        let length = self.value.as_ref().map_or("deleted".to_owned(), |value| value.len().to_string());
-        let mut content = format!("{MAGIC} {} {length}\n", self.nonce).into_bytes();
-        content.extend(self.value.iter().flatten());
-        content
+        let start = format!("{MAGIC} {}", self.nonce);
+        let Some(Body { bytes, metadata }) = &self.value else { return format!("{start} deleted\n").into() };
+        let header = match metadata.is_empty() {
+            true => format!("{start} {}\n", bytes.len()),
+            // JSON has no line break, except between its tokens.
+            false => format!("{start} {} {}\n", bytes.len(), json!(Header(metadata.clone()))),
+        };
+        [header.as_bytes(), bytes].concat()
     }
 
     /// Reads the content of generation `number`. `None` if leasehold did not write it as it is.
     fn parse(number: u64, content: Vec<u8>) -> Option<Self> {
         let content = Bytes::from(content);
         let end = content.iter().position(|&byte| byte == b'\n')?;
-        let (header, body) = (std::str::from_utf8(&content[..end]).ok()?, content.slice(end + 1..));
-        let [MAGIC, nonce, length] = header.split(' ').collect::<Vec<_>>()[..] else { return None };
-        let nonce = nonce.parse().ok()?;
+        let (header, bytes) = (std::str::from_utf8(&content[..end]).ok()?, content.slice(end + 1..));
+        let mut words = header.splitn(4, ' ');
+        let (MAGIC, nonce, length) = (words.next()?, words.next()?.parse().ok()?, words.next()?) else {
+            return None;
+        };
+        let metadata = match words.next() {
+            Some(headers) => serde_json::from_str::<Header>(headers).ok()?.0,
+            None => Metadata::default(),
+        };
         let value = match length {
-            "deleted" if body.is_empty() => None,
-            length if length == body.len().to_string() => Some(body),
+            "deleted" if bytes.is_empty() && metadata.is_empty() => None,
+            length if length == bytes.len().to_string() => Some(Body { bytes, metadata }),
             _ => return None,
         };
         Some(Self { number, nonce, value })
@@ -152,7 +186,7 @@ pub(super) fn write(
     limits: &Limits,
     expect: Option<&Version>,
     nonce: Id,
-    value: Option<Bytes>,
+    value: Option<Body>,
 ) -> Result<Outcome, StoreError> {
     let began = folder.now();
     let latest = read(folder).map_err(Fault::not_applied)?;

@@ -3,15 +3,16 @@
 use std::path::PathBuf;
 
 use crate::error::Error;
-use crate::lease::StoreOptions;
-use crate::url::StoreUrl;
+use crate::url::{CheckedUrl, StoreUrl, flaw_of_path};
 
-/// Returns the path that `url` names, and applies its settings to `options`.
+/// The longest path, in bytes, on most systems.
+const MAX_PATH_BYTES: usize = 4_095;
+
+/// Returns the path that the URL names.
 ///
 /// # Errors
 /// Invalid for a URL with a host or without a path.
-pub(super) fn path_of(url: StoreUrl, options: &mut StoreOptions) -> Result<PathBuf, Error> {
-    let checked = url.checked(options)?;
+pub(super) fn path_of(checked: &CheckedUrl) -> Result<PathBuf, Error> {
     let url = &checked.url;
     let authority = url.authority().unwrap_or("");
     if !authority.is_empty() || url.user().is_some() {
@@ -24,6 +25,20 @@ pub(super) fn path_of(url: StoreUrl, options: &mut StoreOptions) -> Result<PathB
         return Err(Error::invalid("the store URL names no directory").with_help(checked.form()));
     }
     absolute(url.path())
+}
+
+/// Returns the path of the object that `url` names.
+///
+/// # Errors
+/// The same as those of [`path_of`], and invalid for a path that ends with `/` or has `.` or `..` in it.
+pub(super) fn object_of(url: StoreUrl) -> Result<PathBuf, Error> {
+    let path = path_of(&url.checked_object()?)?;
+    let text = path.to_string_lossy();
+    match flaw_of_path(text.strip_prefix('/').unwrap_or(&text), MAX_PATH_BYTES) {
+        Some(flaw) => Err(Error::invalid(format!("the path {path:?} of an object {flaw}"))
+            .with_help("write the object's URL like dir:/mnt/efs/locks/counter.json")),
+        None => Ok(path),
+    }
 }
 
 /// Returns `path` as an absolute path, because the program may change its working directory.
@@ -41,7 +56,7 @@ mod tests {
     use crate::error::ErrorKind;
 
     fn path(url: &str) -> Result<PathBuf, Error> {
-        path_of(StoreUrl::parse(url)?, &mut StoreOptions::default())
+        path_of(&StoreUrl::parse(url)?.checked_object()?)
     }
 
     #[test]
@@ -53,6 +68,17 @@ mod tests {
             ("dir:///mnt/a%20b", "/mnt/a b".into()),
         ] {
             assert_eq!(path(url).unwrap(), expected, "{url}");
+        }
+    }
+
+    #[test]
+    fn an_object_has_a_path_of_its_own() {
+        let of = |url: &str| object_of(StoreUrl::parse(url).unwrap());
+        assert_eq!(of("dir:/locks/prod/a.json").unwrap(), PathBuf::from("/locks/prod/a.json"));
+        for bad in ["dir:/locks/", "dir:/", "dir:/locks/../a.json", "dir://host/a", "dir:", "dir:a?margin=1s"]
+        {
+            let error = of(bad).unwrap_err();
+            assert_eq!((error.kind(), error.help().len()), (ErrorKind::Invalid, 1), "{bad}: {error:?}");
         }
     }
 

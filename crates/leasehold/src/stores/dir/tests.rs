@@ -10,6 +10,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::clock::TestClock;
 use crate::error::ErrorKind;
+use crate::register::Metadata;
 
 async fn register(folder: &TempDir) -> DirectoryRegister {
     let register = unprepared(folder);
@@ -18,7 +19,7 @@ async fn register(folder: &TempDir) -> DirectoryRegister {
 }
 
 fn unprepared(folder: &TempDir) -> DirectoryRegister {
-    DirectoryRegister::new(folder.path().join("locks"), Env::system()).unwrap()
+    DirectoryRegister::new(folder.path().join("locks"), MAX_VALUE_BYTES, Env::system()).unwrap()
 }
 
 fn files(register: &DirectoryRegister, key: &str) -> Vec<String> {
@@ -94,6 +95,9 @@ async fn a_damaged_file_is_no_free_lock() {
         format!("leasehold-1 {nonce} 5\nval"),
         format!("leasehold-1 {nonce} 5\nvalue\0"),
         format!("leasehold-1 {nonce} deleted\nx"),
+        format!("leasehold-1 {nonce} deleted {{\"user\":{{\"a\":\"b\"}}}}\n"),
+        format!("leasehold-1 {nonce} 5 \nvalue"),
+        format!("leasehold-1 {nonce} 5 {{\"user\":1}}\nvalue"),
         format!("leasehold-2 {nonce} 5\nvalue"),
         "\0".repeat(300),
     ] {
@@ -103,6 +107,62 @@ async fn a_damaged_file_is_no_free_lock() {
         let write = register.write("key", Precondition::Absent, "value".into()).await;
         assert!(matches!(write, Err(StoreError::NotApplied(_))), "{damaged:?}");
     }
+}
+
+/// Also the format of the header, which must not change.
+#[tokio::test]
+async fn metadata_is_in_the_header_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let register = register(&folder).await;
+    let metadata = Metadata {
+        content_type: Some("text/plain; charset=utf-8".to_owned()),
+        user: [("leasehold-token".to_owned(), "7 \n".to_owned())].into(),
+        ..Metadata::default()
+    };
+    let body = Body { bytes: "a\nb".into(), metadata: metadata.clone() };
+    register.write("key", Precondition::Absent, body).await.unwrap();
+    let read = register.read("key").await.unwrap().unwrap();
+    assert_eq!((read.value.as_ref(), &read.metadata), (&b"a\nb"[..], &metadata));
+    let file = fs::read_to_string(register.directory.key("key").path.join(format!("{:020}", 1))).unwrap();
+    let header =
+        r#" 3 {"content-type":"text/plain; charset=utf-8","user":{"leasehold-token":"7 \n"}}"#.to_owned();
+    assert!(file.ends_with(&format!("{header}\na\nb")), "{file}");
+}
+
+/// The folders of an object's path are a part of its key, below the directory that was prepared.
+#[tokio::test]
+async fn an_object_is_in_the_prepared_directory_around_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let register = register(&folder).await;
+    let open = async |path: &str| {
+        let url = format!("dir:{}/{path}", folder.path().display());
+        open_object(StoreUrl::parse(&url).unwrap(), Env::system()).await.unwrap()
+    };
+    let (objects, key) = open("locks/prod/a.json").await;
+    assert_eq!(key, "prod/a.json");
+    let long = "x".repeat(2 * MAX_VALUE_BYTES);
+    objects.write(&key, Precondition::Absent, long.clone().into()).await.unwrap();
+    let read = open("locks/prod/a.json").await.0.read(&key).await.unwrap().unwrap();
+    assert!(read.value == long);
+    let as_record = register.read("prod/a.json").await.unwrap_err();
+    assert_eq!(as_record.fault().kind, ErrorKind::Corrupt, "{as_record:?}");
+
+    let (elsewhere, key) = open("other/a.json").await;
+    assert_eq!(key, "a.json");
+    let error = elsewhere.read(&key).await.unwrap_err();
+    assert!(error.fault().message.contains("other is not a directory that was prepared"), "{error:?}");
+}
+
+/// While the inner directory is not mounted, its objects would be in the outer one.
+#[tokio::test]
+async fn a_directory_inside_another_one_is_not_prepared() {
+    let folder = tempfile::tempdir().unwrap();
+    let outer = register(&folder).await;
+    let path = outer.directory.path.join("inner");
+    let inner = DirectoryRegister::new(path.clone(), MAX_VALUE_BYTES, Env::system()).unwrap();
+    let error = inner.init().await.unwrap_err();
+    assert!(error.fault().message.ends_with("which was prepared for locks"), "{error:?}");
+    assert!(!path.exists());
 }
 
 /// Users with different umasks can share a directory.
@@ -164,7 +224,7 @@ fn errors_of_the_system_have_their_kind() {
 async fn requests_to_a_file_server_that_hangs_end_in_time() {
     let folder = tempfile::tempdir().unwrap();
     let env = Env::seeded(Arc::new(TestClock::default()), 1);
-    let register = DirectoryRegister::new(folder.path().join("locks"), env).unwrap();
+    let register = DirectoryRegister::new(folder.path().join("locks"), MAX_VALUE_BYTES, env).unwrap();
     let (respond, responds) = std::sync::mpsc::channel::<()>();
     let responds = Arc::new(std::sync::Mutex::new(responds));
     let hung = (0..THREADS).map(|_| {

@@ -10,9 +10,9 @@ use rustix::fs::{Access, access};
 #[cfg(any(target_os = "linux", target_os = "android"))]
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
-use super::file_system;
 use crate::error::{Error, ErrorKind, Fault};
 use crate::lease::StoreOptions;
+use crate::stores::file_system;
 use crate::url::StoreUrl;
 
 /// A location that has not been checked yet.

@@ -195,7 +195,7 @@ fn run(log: &[Answer], nonce: Id, limits: &Limits) -> Result<Vec<Learnt>, Ask> {
         let saw = current.as_ref().map(|latest| Learnt::Saw(latest.number, latest.nonce.to_string()));
         learnt.extend(saw);
         let expect = current.filter(|latest| latest.value.is_some()).map(|found| found.version());
-        match write(&folder, limits, expect.as_ref(), nonce, Some(Bytes::from_static(b"value"))) {
+        match write(&folder, limits, expect.as_ref(), nonce, Some("value".into())) {
             Ok(Outcome::Written(version)) => {
                 let (number, nonce) = version.as_str().split_once('-').unwrap();
                 learnt.push(Learnt::Wrote(number.parse().unwrap(), nonce.to_owned()));

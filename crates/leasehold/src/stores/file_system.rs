@@ -1,6 +1,6 @@
-//! The file systems that only one machine can mount.
+//! The types of file systems: which of them only one machine can mount.
 //!
-//! If two kernels open one file, they have two boot clocks, and would grant a lock twice. So a file system is accepted
+//! If two kernels open one file of SQLite, they have two boot clocks, and would grant a lock twice. So a file system is accepted
 //! only if it is known to be local and to let processes share memory through a file. All others are refused, unless the
 //! user guarantees with `allow_network=on` that only this machine opens the file.
 
@@ -14,6 +14,7 @@ use crate::error::{ErrorKind, Fault};
 ///
 /// # Errors
 /// Unsupported for a type that is not known to be local.
+#[cfg(feature = "sqlite")]
 pub(super) fn require_local(folder: &Path) -> Result<String, Fault> {
     let shown = folder.display();
     let status = statfs(folder).map_err(|error| {
@@ -30,6 +31,12 @@ pub(super) fn require_local(folder: &Path) -> Result<String, Fault> {
              machines that share a folder; if only this machine opens the file, add ?allow_network=on to the store URL",
         )
     })
+}
+
+/// Returns the name of the type of the file system that `folder` is on, if it can be determined.
+#[cfg(feature = "dir")]
+pub(super) fn name(folder: &Path) -> Option<String> {
+    Some(kind(&statfs(folder).ok()?).unwrap_or_else(|other| other))
 }
 
 /// Returns the name of the type: `Ok` for a local one, `Err` for any other.
