@@ -24,6 +24,8 @@
 #[cfg(feature = "servers")]
 mod conditional;
 #[cfg(feature = "servers")]
+mod dir;
+#[cfg(feature = "servers")]
 mod dynamodb;
 #[cfg(feature = "etcd")]
 mod etcd;
@@ -33,7 +35,13 @@ mod gcs;
 mod http;
 #[cfg(feature = "serve")]
 mod http_api;
+#[cfg(feature = "servers")]
+mod mysql;
+#[cfg(feature = "servers")]
+mod nats;
 mod ours;
+#[cfg(feature = "servers")]
+mod redis;
 #[cfg(feature = "servers")]
 mod s3;
 
@@ -88,6 +96,20 @@ pub(crate) const BUILT_IN: &[&str] = &[
     "gcslock",
     #[cfg(feature = "servers")]
     "conditional-gcs",
+    #[cfg(feature = "servers")]
+    "flock-dir",
+    #[cfg(feature = "servers")]
+    "conditional-dir",
+    #[cfg(feature = "servers")]
+    "get-lock",
+    #[cfg(feature = "servers")]
+    "conditional-mysql",
+    #[cfg(feature = "servers")]
+    "plain-nats",
+    #[cfg(feature = "servers")]
+    "conditional-nats",
+    #[cfg(feature = "servers")]
+    "redis-py",
 ];
 
 /// Runs the contender named by the first argument.
@@ -123,6 +145,26 @@ pub(crate) async fn run(arguments: &[String]) -> ExitCode {
         "conditional-gcs" => {
             serve(gcs::Uploads::open(&options).map(conditional::Conditional::new), &options).await
         }
+        #[cfg(feature = "servers")]
+        "flock-dir" => serve(dir::Folder::open(&options), &options).await,
+        #[cfg(feature = "servers")]
+        "conditional-dir" => {
+            serve(dir::Folder::open(&options).map(conditional::Conditional::new), &options).await
+        }
+        #[cfg(feature = "servers")]
+        "get-lock" => serve(mysql::Connections::open(&options).await, &options).await,
+        #[cfg(feature = "servers")]
+        "conditional-mysql" => {
+            serve(mysql::Connections::open(&options).await.map(conditional::Conditional::new), &options).await
+        }
+        #[cfg(feature = "servers")]
+        "plain-nats" => serve(nats::Bucket::open(&options).await, &options).await,
+        #[cfg(feature = "servers")]
+        "conditional-nats" => {
+            serve(nats::Bucket::open(&options).await.map(conditional::Conditional::new), &options).await
+        }
+        #[cfg(feature = "servers")]
+        "redis-py" => serve(redis::RedisPy::open(&options).await, &options).await,
         other => failed(&format!("unknown contender `{other}`; the contenders are: {}", BUILT_IN.join(", "))),
     }
 }
@@ -294,6 +336,13 @@ impl Options {
 
     fn text(&self, name: &str) -> Result<&str, String> {
         self.values.get(name).map(String::as_str).ok_or_else(|| format!("--{name} is missing"))
+    }
+
+    /// Returns the store URL without its options, which are those of leasehold.
+    #[cfg(feature = "servers")]
+    fn store(&self) -> Result<&str, String> {
+        let url = self.text("store")?;
+        Ok(url.split_once('?').map_or(url, |(store, _)| store))
     }
 
     fn number(&self, name: &str) -> Result<u64, String> {

@@ -211,6 +211,57 @@ pub(crate) const CONTENDERS: &[Contender] = &[
         &["etcd"],
         ProgramOf::Variable("LEASEHOLD_BENCH_CALLS_ETCD"),
     ),
+    Contender {
+        place: Place::Url,
+        scenarios: LOCKS,
+        ..peer("flock-dir", "flock", &["dir"], ProgramOf::This("flock-dir"))
+    },
+    Contender {
+        place: Place::Url,
+        ..calls(
+            Role::Conditional,
+            "conditional-dir",
+            "two files of as many bytes, each with fsync and a link (no lock)",
+            &["dir"],
+            ProgramOf::This("conditional-dir"),
+        )
+    },
+    Contender {
+        place: Place::Url,
+        scenarios: LOCKS,
+        ..peer("get-lock", "GET_LOCK, RELEASE_LOCK", &["mysql"], ProgramOf::This("get-lock"))
+    },
+    Contender {
+        place: Place::Url,
+        ..calls(
+            Role::Conditional,
+            "conditional-mysql",
+            "two conditional updates of as many bytes (no lock)",
+            &["mysql"],
+            ProgramOf::This("conditional-mysql"),
+        )
+    },
+    Contender {
+        place: Place::Url,
+        scenarios: LOCKS,
+        ..peer("plain-nats", "plain loop (create, sleep, delete)", &["nats"], ProgramOf::This("plain-nats"))
+    },
+    Contender {
+        place: Place::Url,
+        ..calls(
+            Role::Conditional,
+            "conditional-nats",
+            "two conditional updates of as many bytes (no lock)",
+            &["nats"],
+            ProgramOf::This("conditional-nats"),
+        )
+    },
+    Contender {
+        place: Place::Url,
+        // It does not renew, so it cannot hold the lock until it is killed.
+        scenarios: &[Tasks, Processes, HandOff, Waiters],
+        ..peer("redis-py", "redis-py's algorithm", &["redis"], ProgramOf::This("redis-py"))
+    },
     contended("redsync", "redsync (Go)", &["redis"], "LEASEHOLD_BENCH_PEER_REDSYNC"),
     contended("redisson", "Redisson's lock (Java)", &["redis"], "LEASEHOLD_BENCH_PEER_REDISSON"),
     contended(
@@ -296,14 +347,21 @@ mod tests {
         }
     }
 
-    /// The verdict compares with these calls on every server that has other clients.
+    /// The verdict compares with these calls on every store that has other clients.
     #[test]
     fn calls_with_conditions_are_measured_beside_every_peer() {
         for store in Scenario::Uncontended.stores() {
             let all = Contender::of(Scenario::Uncontended, store);
             let count = |role: Role| all.iter().filter(|one| one.role == role).count();
-            let peers = store.has_server() && count(Role::Peer) > 0;
-            assert_eq!(count(Role::Conditional), usize::from(peers), "{store:?}");
+            assert_eq!(count(Role::Conditional), usize::from(count(Role::Peer) > 0), "{store:?}");
+        }
+    }
+
+    #[cfg(feature = "servers")]
+    #[test]
+    fn contenders_of_this_program_are_built_in() {
+        for one in CONTENDERS.iter().filter(|one| matches!(one.program, ProgramOf::This(_))) {
+            one.command().unwrap();
         }
     }
 

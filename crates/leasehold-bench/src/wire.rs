@@ -3,6 +3,7 @@
 
 pub(crate) mod heads;
 mod messages;
+mod mysql;
 mod postgres;
 pub(crate) mod proxy;
 mod redis;

@@ -196,6 +196,8 @@ pub type StartMeasured = for<'a> fn(&'a Path) -> BoxFuture<'a, io::Result<Box<dy
 pub enum Protocol {
     /// HTTP/1.1.
     Http,
+    /// The protocol of MySQL.
+    Mysql,
     /// The protocol of PostgreSQL.
     Postgres,
     /// The protocol of Redis.

@@ -58,11 +58,16 @@ impl<R: Replace> Client for Conditional<R> {
 }
 
 /// The size of a lock's record in JSON with a full history.
-const RECORD_BYTES: usize = 1_840;
+pub(super) const RECORD_BYTES: usize = 1_840;
 
 /// Returns a value of the size of a record, which is different each time.
 pub(super) fn record() -> String {
-    format!("{:0RECORD_BYTES$}", fastrand::u128(..))
+    text(RECORD_BYTES)
+}
+
+/// Returns a text of at least `bytes` bytes, which is different each time.
+pub(super) fn text(bytes: usize) -> String {
+    format!("{:0bytes$}", fastrand::u128(..))
 }
 
 #[cfg(test)]

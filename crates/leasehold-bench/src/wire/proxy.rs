@@ -18,6 +18,7 @@ use leasehold_testkit::launch::Protocol;
 use super::Counter;
 use super::heads::Heads;
 use super::messages::MessageCounter;
+use super::mysql::Queries;
 use super::postgres::Statements;
 use super::redis::Commands;
 use super::timer::{self, Timer};
@@ -32,6 +33,7 @@ const MAX_IN_TRANSIT: usize = 4_096;
 fn counter(protocol: Protocol) -> Option<Box<dyn Counter>> {
     match protocol {
         Protocol::Http => Some(Box::new(Heads::default())),
+        Protocol::Mysql => Some(Box::new(MessageCounter::<Queries>::default())),
         Protocol::Postgres => Some(Box::new(MessageCounter::<Statements>::default())),
         Protocol::Redis => Some(Box::new(MessageCounter::<Commands>::default())),
         Protocol::Other => None,

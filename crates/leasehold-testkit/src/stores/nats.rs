@@ -275,7 +275,7 @@ fn kind(subject: &str) -> String {
     }
 }
 
-/// A server that a test starts itself. It keeps what it has confirmed when it is killed.
+/// A server that a test starts itself. It keeps what it has confirmed, as `docs/stores/nats.md` recommends.
 #[derive(Debug)]
 pub struct NatsServer;
 
@@ -283,8 +283,11 @@ pub struct NatsServer;
 impl Launch for NatsServer {
     fn command(&self, address: &str, folder: &Path) -> Command {
         let (host, port) = address.rsplit_once(':').expect("a host and a port");
+        // There is no option for this setting.
+        let config = folder.join("nats.conf");
+        std::fs::write(&config, "jetstream { sync_interval: always }").expect("a folder for the server");
         let mut command = Command::new(program("LEASEHOLD_TEST_NATS_SERVER"));
-        command.args(["-a", host, "-p", port, "-js", "-sd"]).arg(folder);
+        command.args(["-a", host, "-p", port, "-js", "-sd"]).arg(folder).arg("-c").arg(config);
         command
     }
 

@@ -1,6 +1,5 @@
 //! A MariaDB server that a test starts, stops and kills.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -223,13 +222,6 @@ impl Measured for MariadbServer {
     }
 
     fn protocol(&self) -> Protocol {
-        Protocol::Other
-    }
-
-    async fn messages(&self) -> BTreeMap<String, u64> {
-        let counts = "SHOW GLOBAL STATUS WHERE Variable_name IN ('Com_insert', 'Com_select', 'Com_update')";
-        let counts = query(&self.url(), counts).await;
-        let pairs = counts.lines().filter_map(|line| line.split_once('\t'));
-        pairs.filter_map(|(name, count)| Some((name.to_lowercase(), count.parse().ok()?))).collect()
+        Protocol::Mysql
     }
 }
