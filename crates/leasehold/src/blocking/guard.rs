@@ -130,8 +130,10 @@ impl Guard {
     /// while child.try_wait().unwrap().is_none() {
     ///     if guard.lost_within(Duration::from_millis(50))?.is_some() {
     ///         child.kill().unwrap();
+    ///         break;
     ///     }
     /// }
+    /// child.wait().unwrap();
     /// guard.release()?;
     /// # Ok::<_, leasehold::Error>(())
     /// ```
