@@ -13,6 +13,7 @@ import difflib
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tomllib
@@ -22,6 +23,8 @@ CRATE, LIST, FORMAT = "leasehold", ROOT / ".ci/surface.txt", 57  # Rust 1.95
 # Other crates whose items may be in the list. The client of a store must never be.
 FOREIGN = {"alloc", "bytes", "core", "futures_core", "serde_core", "std", "tokio_util", "utoipa"}
 AUTOMATIC = {"Send", "Sync", "Unpin"}  # Only types that lack them are listed.
+# Methods of async types that have no counterpart in leasehold::blocking, which says why.
+ONLY_ASYNC = {"Guard::cancellation", "Guard::renewed", "Leadership::cancellation", "Locks::in_order"}
 DERIVED = {"ComposeSchema", "StructuralPartialEq"}  # They come with another trait.
 
 
@@ -185,6 +188,14 @@ class Surface:
         raise AssertionError(f"this script does not know a {kind}")
 
 
+def only_async(text):
+    """Returns the methods of types with a blocking counterpart that the counterpart lacks."""
+    found = re.findall(rf"\bfn {CRATE}::((?:blocking::)?[A-Z]\w+::\w+)", text)
+    blocking = {name.removeprefix("blocking::") for name in found if name.startswith("blocking::")}
+    types = {name.split("::")[0] for name in blocking}
+    return {name for name in found if name.split("::")[0] in types} - blocking
+
+
 def rustdoc(arguments):
     """Runs rustdoc. It shares Cargo's limit of processes, whose file descriptors it inherits."""
     calls = [(arguments, os.environ)]
@@ -223,9 +234,11 @@ def main():
     if difference:
         print(*difference, sep="\n")
         print("surface: public items changed. If this is meant, run .ci/surface.py --update, and commit the list")
+    if unequal := only_async(text) ^ ONLY_ASYNC:
+        print(f"surface: {', '.join(sorted(unequal))}: give it to leasehold::blocking too, or correct ONLY_ASYNC")
     if surface.foreign - FOREIGN:
         print(f"surface: types of {', '.join(surface.foreign - FOREIGN)} are in the public interface")
-    sys.exit(bool(difference or surface.foreign - FOREIGN))
+    sys.exit(bool(difference or unequal or surface.foreign - FOREIGN))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ export class AgentProcess {
   #stderr = "";
   #failure: NodeJS.ErrnoException | null = null;
   #endLimit: NodeJS.Timeout | null = null;
+  #keepsAlive = true;
 
   constructor(command: string, events: Events) {
     this.#command = command;
@@ -65,7 +66,8 @@ export class AgentProcess {
     });
     (child.stderr as Socket).unref();
     child.unref();
-    this.#input.unref();
+    // Bun's input has no such function, and does not keep the process alive.
+    (this.#input as Partial<Socket>).unref?.();
   }
 
   /**
@@ -73,6 +75,8 @@ export class AgentProcess {
    * it is unknown (other runtimes), data that the event loop has not delivered counts as not arrived, which is safe.
    */
   get outputFile(): number | null {
+    // Deno has a number in the same place, which is not a file descriptor of the process.
+    if ("deno" in process.versions) return null;
     const handle = (this.#output as unknown as { _handle?: { fd?: unknown } | null })._handle;
     return typeof handle?.fd === "number" && handle.fd >= 0 ? handle.fd : null;
   }
@@ -83,6 +87,9 @@ export class AgentProcess {
   }
 
   keepAlive(alive: boolean): void {
+    // Bun counts these calls.
+    if (alive === this.#keepsAlive) return;
+    this.#keepsAlive = alive;
     if (alive) this.#output.ref();
     else this.#output.unref();
   }

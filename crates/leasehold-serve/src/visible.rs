@@ -10,7 +10,8 @@ use crate::view::hide_in_holder;
 /// Removes from `detail` what `caller` may not see.
 pub(crate) fn hide(mut detail: LockDetail, caller: &Caller) -> LockDetail {
     detail.history.iter_mut().for_each(|past| past.holder.nested = None);
-    LockDetail { lock: hide_in_lock(detail.lock, caller), ..detail }
+    detail.lock = hide_in_lock(detail.lock, caller);
+    detail
 }
 
 /// Removes from `lock` what `caller` may not see: the locks of waiters that it may not read. The ids in these entries,
@@ -37,7 +38,6 @@ fn hide_in_waiter(waiter: &mut Holder, may_wait: bool, caller: &Caller) {
 
 #[cfg(test)]
 mod tests {
-    use leasehold::view::{HolderView, StateView, WaiterView};
     use serde_json::json;
 
     use super::*;
@@ -45,29 +45,19 @@ mod tests {
     #[test]
     fn a_caller_sees_only_locks_of_waiters_that_it_may_read() {
         let id = "0f".repeat(16);
-        let waiter: Holder = serde_json::from_value(json!({
+        let waiter = json!({
             "name": "w", "host": "h", "pid": 1,
             "nested": {
                 "holds": [{ "name": "pub/b", "token": 1 }, { "name": "secret/b", "token": 2 }],
                 "id": id, "seen": [id], "stays": true,
             },
+        });
+        let detail: LockDetail = serde_json::from_value(json!({
+            "lock": "pub/a", "state": "held",
+            "held_by": { "holder": waiter, "waiter_ahead": waiter },
+            "waiters": [{ "holder": waiter }],
         }))
         .unwrap();
-        let held = HolderView {
-            holder: Some(waiter.clone()),
-            waiter_ahead: Some(waiter.clone()),
-            ..HolderView::default()
-        };
-        let lock = LockView {
-            lock: "pub/a".to_owned(),
-            state: StateView::Held,
-            token: None,
-            held_by: Some(held),
-            waiters: vec![WaiterView { holder: waiter, waited_ms: None }],
-            size: None,
-            longer_than_usual: false,
-        };
-        let detail = LockDetail { lock, history: Vec::new() };
         let seen = |rights: &[(&str, &[Right])]| {
             let rights = rights.iter().map(|(prefix, rights)| ((*prefix).to_owned(), rights.to_vec()));
             hide(detail.clone(), &Caller::with_rights("ci", rights.collect())).lock

@@ -57,8 +57,9 @@ pub(crate) async fn until_renewed(guard: &Guard) {
 
 /// Returns the holder in the first stored formats.
 pub(crate) fn alice() -> Holder {
-    let note = Some("make deploy".into());
-    Holder { name: "alice".into(), host: "ci-7".into(), pid: 4121, note, ..Holder::default() }
+    let mut alice = Holder::new("alice", "ci-7", 4121);
+    alice.note = Some("make deploy".into());
+    alice
 }
 
 /// Asserts that the store reads the lock as the first version wrote it: `holder` has it, and bob had it before.

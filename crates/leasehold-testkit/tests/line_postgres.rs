@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::lease::{
-    AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, StoreOptions, Token, Ttl, deadline,
-};
+use leasehold::lease::{AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, StoreOptions, Token, Ttl};
 use leasehold::url::StoreUrl;
 use leasehold::{Holder, LockName};
 use leasehold_testkit::harness::Fresh;
@@ -86,7 +84,8 @@ impl Waiter {
     async fn on(fresh: &Fresh, name: &str) -> Self {
         let url = StoreUrl::parse(fresh.url()).unwrap();
         let store = leasehold::stores::open(url, StoreOptions::default()).await.unwrap();
-        let holder = Holder { name: name.to_owned(), ..Holder::this_process() };
+        let mut holder = Holder::this_process();
+        holder.name = name.to_owned();
         let mut claim = Claim::new(store.env(), lock(), Ttl::new(TTL).unwrap(), holder);
         claim.waits = true;
         Self { store, claim }
@@ -187,17 +186,7 @@ async fn a_claim_that_is_withdrawn_leaves_the_line() {
     let world = World::new().await;
     let mut grant = world.holder.granted().await;
     let (first, second) = (world.joined("first").await, world.joined("second").await);
-    let mut withdrawn = Grant {
-        name: lock(),
-        token: Token::default(),
-        after: None,
-        id: first.claim.id,
-        ttl: first.claim.ttl,
-        deadline: deadline(first.claim.ttl, first.store.env().now()),
-        at_limit: false,
-        size: None,
-        memo: None,
-    };
+    let mut withdrawn = Grant::new(&first.claim, Token::default(), first.store.env().now());
     world.are_slow().await;
     first.store.release(&mut withdrawn, None).await.unwrap();
     assert_eq!(world.in_line().await, "second");

@@ -5,9 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::env::Env;
-use leasehold::lease::{
-    AcquireOutcome, Claim, Evicted, Grant, LeaseStore, Released, Renewal, State, Ttl, deadline,
-};
+use leasehold::lease::{AcquireOutcome, Claim, Evicted, Grant, LeaseStore, Released, Renewal, State, Ttl};
 use leasehold::url::StoreUrl;
 use leasehold::{Holder, LockName, Token};
 use leasehold_testkit::harness::Fresh;
@@ -89,17 +87,7 @@ async fn a_waiters_grant_with_a_lost_response_is_found_or_withdrawn() {
         // The server has granted the lock to the waiter.
         let State::Held(holder) = direct.inspect(&name).await.unwrap().state else { panic!("not granted") };
         if is_withdrawn {
-            let mut withdrawn = Grant {
-                name: name.clone(),
-                token: Token::default(),
-                after: None,
-                id: waiting.id,
-                ttl: waiting.ttl,
-                deadline: deadline(waiting.ttl, behind.env().now()),
-                at_limit: false,
-                size: None,
-                memo: None,
-            };
+            let mut withdrawn = Grant::new(&waiting, Token::default(), behind.env().now());
             assert_eq!(behind.release(&mut withdrawn, None).await.unwrap(), Released::Released);
         } else {
             let outcome = behind.try_acquire(&waiting).await.unwrap();

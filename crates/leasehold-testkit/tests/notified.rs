@@ -53,7 +53,8 @@ async fn opened(url: &str, env: Env) -> Arc<dyn LeaseStore> {
 }
 
 fn claim(store: &dyn LeaseStore, name: &str) -> Claim {
-    let holder = Holder { name: name.to_owned(), ..Holder::this_process() };
+    let mut holder = Holder::this_process();
+    holder.name = name.to_owned();
     Claim::new(store.env(), lock(), Ttl::new(Ttl::MAX).unwrap(), holder)
 }
 

@@ -218,17 +218,7 @@ async fn a_claim_that_is_withdrawn_leaves_the_line() {
     let (earlier, later) = (two.waiting(), two.waiting());
     two.held(&earlier).await;
     let seen = two.held(&later).await;
-    let mut given_up = Grant {
-        name: earlier.name.clone(),
-        token: leasehold::Token::default(),
-        after: None,
-        id: earlier.id,
-        ttl: earlier.ttl,
-        deadline: first.deadline,
-        at_limit: false,
-        size: None,
-        memo: None,
-    };
+    let mut given_up = Grant::new(&earlier, leasehold::Token::default(), first.deadline.start());
     two.store.release(&mut given_up, None).await.unwrap();
     two.stand(2).await;
     one.store.release(&mut first, None).await.unwrap();

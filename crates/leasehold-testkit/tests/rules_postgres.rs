@@ -10,9 +10,7 @@ use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::error::StoreError;
-use leasehold::lease::{
-    AcquireOutcome, Claim, End, Grant, LeaseStore, Released, Renewal, State, Status, Ttl,
-};
+use leasehold::lease::{AcquireOutcome, Claim, End, LeaseStore, Released, Renewal, State, Status, Ttl};
 use leasehold::{ErrorKind, Eviction, Holder, LockName};
 use leasehold_testkit::harness::Fresh;
 use leasehold_testkit::process::within;
@@ -294,7 +292,8 @@ async fn a_grant_with_another_token_is_neither_renewed_nor_released() {
     let store = open(fresh.url()).await;
     let mut grant = granted(&*store).await;
     let before = leasehold::Token::new(grant.token.get() - 1).unwrap();
-    let mut other = Grant { name: lock(), memo: None, token: before, ..grant };
+    let mut other = grant.without_memo();
+    other.token = before;
     assert!(matches!(store.renew(&mut other).await.unwrap(), Renewal::Lost(_)));
     assert_eq!(store.release(&mut other, None).await.unwrap(), Released::AlreadyLost);
     assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Renewed));

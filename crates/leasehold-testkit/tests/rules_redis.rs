@@ -7,7 +7,6 @@ use leasehold::clock::{Clock, SystemClock};
 use leasehold::error::StoreError;
 use leasehold::lease::{
     AcquireOutcome, Claim, Evicted, Grant, HolderInfo, LeaseStore, Released, Renewal, State, Token, Ttl,
-    deadline,
 };
 use leasehold::{ErrorKind, Eviction};
 use leasehold_testkit::harness::Fresh;
@@ -170,7 +169,7 @@ async fn an_eviction_and_a_release_need_the_token() {
     let mut grant = granted(&*store).await;
     let before = Token::new(grant.token.get() - 1).unwrap();
     assert_eq!(store.evict(&lock(), before, None).await.unwrap(), Evicted::Changed);
-    let mut other = Grant { name: lock(), memo: None, ..grant };
+    let mut other = grant.without_memo();
     other.token = before;
     assert!(matches!(store.renew(&mut other).await.unwrap(), Renewal::Lost(_)));
     assert_eq!(store.release(&mut other, None).await.unwrap(), Released::AlreadyLost);
@@ -312,20 +311,7 @@ async fn waiters_are_granted_the_lock_in_the_order_of_joining() {
     let mut first = asked(&a).await.unwrap();
     assert_eq!(asked(&b).await.unwrap_err().ahead, Some(0));
     // The second waiter gives up.
-    let Claim { name, id, ttl, .. } = b.1.clone();
-    let token = Token::new(0).unwrap();
-    let now = store.env().now();
-    let mut withdrawn = Grant {
-        name,
-        token,
-        after: None,
-        id,
-        ttl,
-        deadline: deadline(ttl, now),
-        at_limit: false,
-        size: None,
-        memo: None,
-    };
+    let mut withdrawn = Grant::new(&b.1, Token::default(), store.env().now());
     let told = asked(&c).await.unwrap_err();
     assert_eq!((told.ahead, told.waiter_ahead.as_ref().unwrap().name.as_str()), (Some(1), "b"));
     b.0.release(&mut withdrawn, None).await.unwrap();

@@ -25,6 +25,8 @@
 //!   leave the lock held until the lease lapses.
 //! - If the lock is lost while a closure runs, the closure is not stopped. Call [`Guard::check`] before each step that
 //!   must not be done twice.
+//! - There is no [`Guard::renewed`](crate::Guard::renewed) and no [`Guard::cancellation`](crate::Guard::cancellation).
+//!   A thread learns of a loss from [`Guard::check`], or waits for it with [`Guard::lost_within`].
 //! - Callbacks such as that of [`Lock::on_wait`] run on the background thread. A blocking call from a callback returns
 //!   an error.
 //!

@@ -6,7 +6,8 @@ use std::time::Duration;
 use crate::clock::{Clock, Moment, SystemClock};
 use crate::random::Random;
 
-/// The clock and the source of randomness that a store and its locks share. Cheap to clone.
+/// The clock and the source of randomness that a store and its locks share. Cheap to clone. To replace one of them,
+/// assign the field.
 ///
 /// ```
 /// # use std::{sync::Arc, time::Duration};
@@ -25,6 +26,7 @@ use crate::random::Random;
 /// # }).unwrap();
 /// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Env {
     /// The clock.
     pub clock: Arc<dyn Clock>,

@@ -243,15 +243,18 @@ impl Guard {
         }
     }
 
-    /// Waits until the lock is lost, and returns the loss. Completes no later than the deadline. Cancel safe.
+    /// Waits until the lock is lost, and returns the loss. Completes no later than the deadline, also in another runtime
+    /// than the one in which the lock was acquired. Cancel safe.
     pub async fn lost(&self) -> Loss {
         select_all(self.each().map(|guard| Box::pin(guard.hold.state.lost(&guard.hold.lock)))).await.0
     }
 
     /// Returns a cancellation token that is cancelled as soon as the lock is lost, released, or handed on as a ticket, or
-    /// the tokio runtime in which it was acquired shuts down.
+    /// the tokio runtime in which it was acquired shuts down. It may be awaited in any runtime. Cancelling it has no effect
+    /// on the lock.
     pub fn cancellation(&self) -> CancellationToken {
-        self.hold.state.over()
+        // With the token itself, a caller could stop the renewals.
+        self.hold.state.over().child_token()
     }
 
     /// Releases the lock and reports whether it was held until now.

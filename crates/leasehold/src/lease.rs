@@ -188,17 +188,16 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
 /// A lease that was granted.
 ///
 /// ```
-/// use leasehold::lease::{Claim, Grant, Holder, Token, Ttl, deadline};
+/// use leasehold::lease::{Claim, Grant, Holder, Token, Ttl};
 ///
 /// # let env = leasehold::env::Env::system();
 /// # let claim = Claim::new(&env, "deploy".parse()?, Ttl::DEFAULT, Holder::this_process());
 /// let sent = env.now(); // before the request that granted it
-/// let (Claim { name, id, ttl, .. }, token) = (claim, Token::new(34).unwrap());
-/// let grant = Grant { name, token, after: None, id, ttl, deadline: deadline(ttl, sent), at_limit: false, size: None,
-///     memo: None };
+/// let grant = Grant::new(&claim, Token::new(34).unwrap(), sent);
 /// assert!(!grant.deadline.passed(env.now()));
 /// # Ok::<(), leasehold::Error>(())
 /// ```
+#[non_exhaustive]
 pub struct Grant {
     /// The name of the lock.
     pub name: LockName,
@@ -230,6 +229,22 @@ pub struct Grant {
 pub(crate) struct ReleaseRequest;
 
 impl Grant {
+    /// Creates the grant of `claim` with this `token`. `sent` is when the request was sent that granted it, so its
+    /// [`deadline`] counts from there. The other fields are empty.
+    ///
+    /// With the token 0, a release of this grant withdraws the claim.
+    pub fn new(claim: &Claim, token: Token, sent: Moment) -> Self {
+        Self { token, ..Self::withdrawn(claim.name.clone(), claim.id, claim.ttl, sent) }
+    }
+
+    /// Returns a copy as a process has it that knows only the ticket of this grant: without a memo.
+    #[must_use]
+    pub fn without_memo(&self) -> Self {
+        let Self { token, id, ttl, deadline, .. } = *self;
+        let name = self.name.clone();
+        Self { name, token, after: None, id, ttl, deadline, at_limit: false, size: None, memo: None }
+    }
+
     /// Creates the grant with which a release withdraws the claim `id`. It has no token and does not count as a grant.
     pub(crate) fn withdrawn(name: LockName, id: Id, ttl: Ttl, now: Moment) -> Self {
         let (token, deadline) = (Token::default(), deadline(ttl, now));

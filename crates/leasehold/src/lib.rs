@@ -81,7 +81,7 @@
 //! The async API needs a tokio runtime with time and I/O enabled. A current-thread runtime is enough, if it runs
 //! while a lock is held: renewals are its tasks. If it is blocked for longer than the lease, the guard reports the loss as
 //! soon as it is asked. Code that blocks belongs into `spawn_blocking`, where [`Guard::check`] works too. Without a
-//! runtime, use the module `blocking`.
+//! runtime, calls return an error of kind [`ErrorKind::Invalid`]: use the module `blocking`.
 //!
 //! In the background, the runtime in which a lock was acquired renews its lease, and releases it when the [`Guard`] is
 //! dropped. A lock that is neither held nor awaited costs no requests. At the end of a program, await

@@ -97,6 +97,7 @@ impl StateView {
 /// A lock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "_schema", derive(utoipa::ToSchema), schema(as = Lock))]
+#[non_exhaustive]
 pub struct LockView {
     /// The name.
     pub lock: String,
@@ -125,6 +126,7 @@ pub struct LockView {
 /// A lock with its latest grants.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "_schema", derive(utoipa::ToSchema))]
+#[non_exhaustive]
 pub struct LockDetail {
     /// The lock.
     #[serde(flatten)]
@@ -138,6 +140,7 @@ pub struct LockDetail {
 /// Who has a lock.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "_schema", derive(utoipa::ToSchema), schema(as = HeldBy))]
+#[non_exhaustive]
 pub struct HolderView {
     /// Null if it is unknown.
     #[cfg_attr(feature = "_schema", schema(required))]
@@ -185,6 +188,7 @@ pub struct HolderView {
 /// A process that waits in line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "_schema", derive(utoipa::ToSchema), schema(as = Waiter))]
+#[non_exhaustive]
 pub struct WaiterView {
     /// The process.
     pub holder: Holder,

@@ -72,8 +72,10 @@ fn a_lease_is_renewed_while_its_thread_works() {
 fn a_thread_learns_that_the_lock_was_lost() {
     let locker = locker();
     let guard = locker.lock("x").ttl(Duration::from_millis(500)).acquire().unwrap();
+    assert!(guard.lost_within(Duration::ZERO).unwrap().is_none());
     evict(&locker, &guard);
     guard.lost().unwrap();
+    assert!(guard.lost_within(Duration::ZERO).unwrap().is_some());
     assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
 }
 
@@ -162,6 +164,22 @@ fn an_acquisition_can_be_repeated_by_its_secret() {
 }
 
 #[test]
+fn another_thread_reads_how_long_a_guard_holds() {
+    let guard = locker().lock("x").acquire().unwrap();
+    let (remaining, ended) = (guard.monitor(), guard.monitor());
+    assert!(!thread::spawn(remaining).join().unwrap().is_zero());
+    guard.release().unwrap();
+    assert!(ended().is_zero());
+}
+
+#[test]
+fn a_hold_that_lapses_is_not_released() {
+    let locker = locker();
+    locker.lock("x").acquire().unwrap().lapse();
+    assert!(!is_free(&locker, "x"));
+}
+
+#[test]
 fn a_guard_is_renewed_on_demand() {
     let guard = locker().lock("x").acquire().unwrap();
     let granted = guard.deadline().unwrap();
@@ -223,7 +241,9 @@ fn observers_see_each_leader() {
     let election = locker().election("x").value("http://a");
     let mut changes = election.observe();
     assert_eq!(changes.next().unwrap().unwrap(), None);
-    let leadership = election.try_campaign().unwrap();
+    let leadership = election.clone().owner("ann").try_campaign().unwrap();
+    let every = election.observe_every(Duration::from_secs(60)).next().unwrap().unwrap().unwrap();
+    assert_eq!(every.holder.unwrap().name, "ann");
     let leader = changes.next().unwrap().unwrap().unwrap();
     assert_eq!((leader.value.as_deref(), leader.term), (Some("http://a"), Some(leadership.term().unwrap())));
     leadership.resign().unwrap();
@@ -252,8 +272,9 @@ fn an_object_is_updated_on_the_calling_thread() {
 #[test]
 fn several_locks_are_acquired_together() {
     let locker = Locker::open("mem:").unwrap();
-    let locks = locker.lock_all(["b", "a"]);
+    let locks = locker.lock("b").and(["a"]);
     let guard = locks.acquire().unwrap();
+    assert_eq!(guard.names().map(|name| name.to_string()).collect::<Vec<_>>(), ["a", "b"]);
     assert_eq!(
         guard.tokens().unwrap().into_keys().map(|name| name.to_string()).collect::<Vec<_>>(),
         ["a", "b"]

@@ -71,6 +71,14 @@ async fn a_waiting_acquisition_may_stay_unpolled() {
     guard.check().unwrap();
 }
 
+#[tokio::test]
+async fn a_caller_that_cancels_its_token_keeps_the_lock() {
+    let guard = Locker::open("mem:").await.unwrap().lock("x").acquire().await.unwrap();
+    guard.cancellation().cancel();
+    guard.renew().await.unwrap();
+    assert!(!guard.cancellation().is_cancelled());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_dropped_guard_ends_at_once_and_its_release_follows() {
     let world = World::new();

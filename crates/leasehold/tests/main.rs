@@ -24,6 +24,7 @@ mod outage;
 mod permit_queue;
 mod protocol;
 mod repeatable;
+mod runtimes;
 mod rw_lock;
 mod semaphore;
 mod server;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::common::{TTL, World, contender_span, granted, holder_span, name};
 use leasehold::clock::{Clock, TestClock, timeout};
 use leasehold::error::StoreError;
-use leasehold::lease::{AcquireOutcome, Evicted, LeaseStore, Renewal};
+use leasehold::lease::{AcquireOutcome, Evicted, Grant, LeaseStore, Renewal};
 use leasehold::{Locker, LossReason, Released, State};
 use leasehold_testkit::fault::{Kind, Outcome};
 
@@ -133,17 +133,7 @@ async fn rule_5_our_own_unexpected_record_is_adopted_only_by_a_write() {
     assert!(matches!(gave_up, Err(StoreError::MaybeApplied(_))), "{gave_up:?}");
     client.network.deliver().await;
     // The release that follows is also late.
-    let mut unheard = leasehold::lease::Grant {
-        name: name(),
-        token: leasehold::Token::default(),
-        after: None,
-        id: claim.id,
-        ttl: claim.ttl,
-        deadline: leasehold::lease::deadline(claim.ttl, client.clock.now()),
-        at_limit: false,
-        size: None,
-        memo: None,
-    };
+    let mut unheard = Grant::new(&claim, leasehold::Token::default(), client.clock.now());
     assert!(client.leases.release(&mut unheard, None).await.is_err());
     client.network.heal();
     client.network.reset_counts();
@@ -393,18 +383,7 @@ async fn rule_11_every_owner_of_its_ticket_may_renew_a_grant() {
     let world = World::new();
     let (giver, other) = (world.observer(1), world.observer(2));
     let mut grant = giver.granted().await;
-    let by_ticket = |grant: &leasehold::lease::Grant| leasehold::lease::Grant {
-        name: grant.name.clone(),
-        token: grant.token,
-        after: None,
-        id: grant.id,
-        ttl: grant.ttl,
-        deadline: grant.deadline,
-        at_limit: false,
-        size: None,
-        memo: None,
-    };
-    let mut tickets = [by_ticket(&grant), by_ticket(&grant)];
+    let mut tickets = [grant.without_memo(), grant.without_memo()];
     for _ in 0..3 {
         for ticket in &mut tickets {
             assert!(matches!(other.leases.renew(ticket).await.unwrap(), Renewal::Renewed));

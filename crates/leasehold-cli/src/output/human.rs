@@ -49,7 +49,7 @@ pub(crate) fn waiting(name: &str, held: &HolderInfo, width: Option<usize>) -> St
     if let Some((left, within)) = left.zip(held.lapses_within) {
         let _ = write!(times, ", {left} <= {}", span_up(within));
     }
-    let behind = held.waiter_ahead.clone().map(|behind| Holder { note: None, ..behind });
+    let behind = held.waiter_ahead.as_ref().map(without_note);
     let (place, behind) = match (held.ahead.map(|ahead| ordinal(ahead + 1)), behind) {
         (Some(place), Some(behind)) => (format!("; {place} in line"), format!(", behind {behind}")),
         (Some(place), None) => (format!("; {place} in line"), String::new()),
@@ -143,9 +143,15 @@ pub(crate) fn holder(held: &HolderInfo) -> String {
     held.to_string()
 }
 
+fn without_note(holder: &Holder) -> Holder {
+    let mut holder = holder.clone();
+    holder.note = None;
+    holder
+}
+
 /// Returns `alice@ci-7`.
 fn without_process(holder: &Holder) -> String {
-    let text = Holder { note: None, ..holder.clone() }.to_string();
+    let text = without_note(holder).to_string();
     text.strip_suffix(&format!(" pid {}", holder.pid)).unwrap_or(&text).to_owned()
 }
 
@@ -328,13 +334,8 @@ mod tests {
 
     #[test]
     fn the_waiting_line_matches_its_documentation() {
-        let holder = Holder {
-            name: "alice".into(),
-            host: "ci-7".into(),
-            pid: 4121,
-            note: Some("make deploy".into()),
-            ..Holder::default()
-        };
+        let mut holder = Holder::new("alice", "ci-7", 4121);
+        holder.note = Some("make deploy".into());
         let mut held = HolderInfo::default();
         held.holder = Some(holder);
         held.token = Token::new(1_763_654_400_000_041);
@@ -343,8 +344,9 @@ mod tests {
         let line = waiting("deploy/prod", &held, None);
         assert_eq!(line, "for deploy/prod: alice@ci-7 pid 4121 \"make deploy\", held 3m12s");
         let place = |held: &HolderInfo| waiting("x", held, None).split_once("; ").unwrap().1.to_owned();
-        let bob = Holder { name: "bob\n".into(), host: "ci-8".into(), pid: 77, ..Holder::default() };
-        held.waiter_ahead = Some(Holder { note: Some("make test".into()), ..bob });
+        let mut bob = Holder::new("bob\n", "ci-8", 77);
+        bob.note = Some("make test".into());
+        held.waiter_ahead = Some(bob);
         assert_eq!(place(&held), "in line behind bob\u{fffd}@ci-8 pid 77", "on etcd");
         held.ahead = Some(2);
         assert_eq!(place(&held), "third in line, behind bob\u{fffd}@ci-8 pid 77");

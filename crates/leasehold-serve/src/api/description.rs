@@ -233,6 +233,7 @@ fn without_links(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::path::Path;
 
     use serde_json::{Map, Value};
 
@@ -240,6 +241,27 @@ mod tests {
 
     fn description() -> Value {
         serde_json::to_value(Description::openapi()).unwrap()
+    }
+
+    /// Compares the description with a file, so that reviewers see every change. The version of the package is not in it.
+    #[test]
+    fn the_description_is_the_one_that_was_reviewed() {
+        const UPDATE: &str = "UPDATE_OPENAPI";
+        let mut description = Description::openapi();
+        description.info.version.clear();
+        let text = description.to_pretty_json().unwrap() + "\n";
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/api/openapi.json");
+        if std::env::var_os(UPDATE).is_some() {
+            std::fs::write(&file, &text).unwrap();
+        }
+        let reviewed = std::fs::read_to_string(&file).unwrap_or_default();
+        let differs = text.lines().zip(reviewed.lines()).position(|(new, old)| new != old);
+        assert!(
+            text == reviewed,
+            "{} differs from line {:?} on; if this is meant, run the test again with {UPDATE}=1, and commit what it writes",
+            file.display(),
+            differs.map(|line| line + 1),
+        );
     }
 
     fn operations(description: &Value) -> Vec<(&String, &Value)> {

@@ -24,14 +24,9 @@ pub(super) struct Client {
 impl Client {
     /// Opens another client, whose holder is named `who`.
     pub(super) async fn open(harness: &dyn Harness, who: &str) -> Self {
-        let who = Holder {
-            name: who.into(),
-            host: format!("{who}.example"),
-            pid: std::process::id(),
-            note: Some(format!("note of {who}")),
-            ..Holder::default()
-        };
-        Self { store: harness.open().await, who, limit: harness.limit() }
+        let mut holder = Holder::new(who, format!("{who}.example"), std::process::id());
+        holder.note = Some(format!("note of {who}"));
+        Self { store: harness.open().await, who: holder, limit: harness.limit() }
     }
 
     pub(super) fn env(&self) -> &Env {

@@ -1,24 +1,9 @@
 //! Grants that are passed to another client.
 
-use leasehold::lease::{Grant, Released, Token};
+use leasehold::lease::{Released, Token};
 
 use super::Harness;
 use super::client::{Client, LONG, name};
-
-/// Returns `grant` as it is in a process that has only a ticket.
-fn from_ticket(grant: &Grant) -> Grant {
-    Grant {
-        name: grant.name.clone(),
-        token: grant.token,
-        after: None,
-        id: grant.id,
-        ttl: grant.ttl,
-        deadline: grant.deadline,
-        at_limit: false,
-        size: None,
-        memo: None,
-    }
-}
 
 /// A process that has only the ticket of a grant, without what the store remembers about the grant, can renew and
 /// release it. Once the grant has ended, the ticket is invalid.
@@ -27,16 +12,16 @@ pub async fn a_ticket_renews_and_releases(harness: &dyn Harness) {
     let lock = name("lock");
     let mut grant = one.granted(&lock, LONG).await;
     one.store.detach(&mut grant).await.unwrap();
-    let mut ticket = from_ticket(&grant);
+    let mut ticket = grant.without_memo();
     two.renewed(&mut ticket).await;
     two.renewed(&mut ticket).await;
     one.refused(&lock).await;
-    assert_eq!(two.release(&mut from_ticket(&grant)).await, Released::Released);
+    assert_eq!(two.release(&mut grant.without_memo()).await, Released::Released);
     one.assert_free(&lock).await;
-    two.lost(&mut from_ticket(&grant)).await;
+    two.lost(&mut grant.without_memo()).await;
     let mut next = one.granted(&lock, LONG).await;
-    two.lost(&mut from_ticket(&grant)).await;
-    assert_eq!(two.release(&mut from_ticket(&grant)).await, Released::AlreadyLost);
+    two.lost(&mut grant.without_memo()).await;
+    assert_eq!(two.release(&mut grant.without_memo()).await, Released::AlreadyLost);
     one.renewed(&mut next).await;
 }
 
@@ -51,11 +36,15 @@ pub async fn a_ticket_with_another_token_is_invalid(harness: &dyn Harness) {
     // The token of a withdrawn claim is 0.
     let others = [grant.token.get() - 1, grant.token.get() + 1].into_iter().filter(|token| *token > 0);
     for token in others.map(|token| Token::new(token).unwrap()) {
-        let altered = || Grant { token, ..from_ticket(&grant) };
+        let altered = || {
+            let mut ticket = grant.without_memo();
+            ticket.token = token;
+            ticket
+        };
         two.lost(&mut altered()).await;
         assert_eq!(two.release(&mut altered()).await, Released::AlreadyLost);
     }
-    two.renewed(&mut from_ticket(&grant)).await;
+    two.renewed(&mut grant.without_memo()).await;
 }
 
 /// A detached grant is exclusive, lapses, and is renewed and released like any other.

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::lease::{
-    AcquireOutcome, Claim, Evicted, Grant, HeldLock, HolderInfo, Nested, Token, deadline,
-};
+use leasehold::lease::{AcquireOutcome, Claim, Evicted, Grant, HeldLock, HolderInfo, Nested, Token};
 
 use super::Harness;
 use super::client::{Client, LONG, name};
@@ -188,16 +186,6 @@ async fn acquired(client: &Client, claim: &Claim) -> Grant {
 }
 
 async fn withdraw(client: &Client, claim: &Claim) {
-    let mut withdrawn = Grant {
-        name: claim.name.clone(),
-        token: Token::default(),
-        after: None,
-        id: claim.id,
-        ttl: claim.ttl,
-        deadline: deadline(claim.ttl, client.env().now()),
-        at_limit: false,
-        size: None,
-        memo: None,
-    };
+    let mut withdrawn = Grant::new(claim, Token::default(), client.env().now());
     client.release(&mut withdrawn).await;
 }

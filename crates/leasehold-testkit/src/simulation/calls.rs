@@ -175,18 +175,11 @@ fn lost() -> StoreError {
 
 /// Copies a grant, for a call that may outlive its caller.
 fn copy(grant: &Grant) -> Grant {
-    Grant {
-        name: grant.name.clone(),
-        token: grant.token,
-        after: grant.after,
-        id: grant.id,
-        ttl: grant.ttl,
-        deadline: grant.deadline,
-        at_limit: grant.at_limit,
-        size: grant.size,
-        // The store is SQLite, which only checks whether there is a memo.
-        memo: grant.memo.as_ref().map(|_| Box::new(()) as Box<_>),
-    }
+    let mut copy = grant.without_memo();
+    (copy.after, copy.at_limit, copy.size) = (grant.after, grant.at_limit, grant.size);
+    // The store is SQLite, which only checks whether there is a memo.
+    copy.memo = grant.memo.as_ref().map(|_| Box::new(()) as Box<_>);
+    copy
 }
 
 /// Reports to the checker what the store has committed.

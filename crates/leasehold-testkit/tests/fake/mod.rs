@@ -159,7 +159,9 @@ impl Store {
         }
         if row.ahead(claim.id).is_none() {
             let nested = claim.nested.clone().filter(|_| !self.is(Flaw::HidesWhatWaitersHold));
-            row.line.push((claim.id, Holder { nested, ..claim.holder.clone() }));
+            let mut waiter = claim.holder.clone();
+            waiter.nested = nested;
+            row.line.push((claim.id, waiter));
         }
         held.ahead = row.ahead(claim.id);
         let before = held.ahead.and_then(|ahead| ahead.checked_sub(1));
@@ -222,37 +224,20 @@ impl Store {
             renewed: now,
         });
         row.size = row.size().or(claim.size).unwrap_or(0);
-        let promised = if self.is(Flaw::DeadlineTooLate) {
-            leasehold::clock::Deadline::new(now, claim.ttl.get() * 2)
-        } else {
-            deadline(claim.ttl, now)
-        };
-        Grant {
-            name: claim.name.clone(),
-            token: Token::new(row.token).unwrap(),
-            after: None,
-            id: claim.id,
-            ttl: claim.ttl,
-            deadline: promised,
-            at_limit: false,
-            size: row.size(),
-            memo: Some(Box::new(())),
+        let mut grant = Grant::new(claim, Token::new(row.token).unwrap(), now);
+        if self.is(Flaw::DeadlineTooLate) {
+            grant.deadline = leasehold::clock::Deadline::new(now, claim.ttl.get() * 2);
         }
+        grant.size = row.size();
+        grant.memo = Some(Box::new(()));
+        grant
     }
 
     fn end(&self, row: &mut Row, live: &Live, end: End) {
         if self.is(Flaw::NoHistory) {
             return;
         }
-        let past = PastGrant {
-            token: Token::new(row.token).unwrap(),
-            grant: live.id,
-            holder: live.holder.clone(),
-            from_us: None,
-            until_us: None,
-            end,
-            evicted: None,
-        };
+        let past = PastGrant::new(Token::new(row.token).unwrap(), live.id, live.holder.clone(), end);
         let at = if self.is(Flaw::HistoryBackwards) { row.history.len() } else { 0 };
         row.history.insert(at, past);
     }

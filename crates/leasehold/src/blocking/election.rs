@@ -5,14 +5,12 @@ use std::time::Duration;
 use super::guard::Guard;
 use super::thread::{iterate, wait};
 use crate::error::Result;
-use crate::lease::{Loss, Released, Token};
+use crate::lease::{HolderInfo, Loss, Released, Token};
 use crate::primitives::Leader;
 use crate::types::LockName;
 
 /// An election: one of several candidates leads, and every process can find out which. See [`crate::Election`]. Cheap
 /// to clone.
-///
-/// Set the ttl and other settings on the lock: `locker.lock("scheduler").ttl(...).election()`.
 ///
 /// ```
 /// let locker = leasehold::blocking::Locker::open("mem:")?;
@@ -36,6 +34,42 @@ impl Election {
     #[must_use]
     pub fn value(self, value: impl Into<String>) -> Self {
         Self(self.0.value(value))
+    }
+
+    /// Sets the lease's time to live. See [`crate::Election::ttl`].
+    #[must_use]
+    pub fn ttl(self, ttl: Duration) -> Self {
+        Self(self.0.ttl(ttl))
+    }
+
+    /// Describes the purpose of the candidate. See [`crate::Election::note`].
+    #[must_use]
+    pub fn note(self, note: impl Into<String>) -> Self {
+        Self(self.0.note(note))
+    }
+
+    /// Sets the candidate's name that other processes see. See [`crate::Election::owner`].
+    #[must_use]
+    pub fn owner(self, name: impl Into<String>) -> Self {
+        Self(self.0.owner(name))
+    }
+
+    /// Sets how much longer there is no leader after a lease has lapsed. See [`crate::Election::lock_delay`].
+    #[must_use]
+    pub fn lock_delay(self, delay: Duration) -> Self {
+        Self(self.0.lock_delay(delay))
+    }
+
+    /// Sets how long to retry while the store does not respond. See [`crate::Election::store_timeout`].
+    #[must_use]
+    pub fn store_timeout(self, timeout: Duration) -> Self {
+        Self(self.0.store_timeout(timeout))
+    }
+
+    /// Calls `callback` whenever a waiting campaign learns which process leads. See [`crate::Election::on_wait`].
+    #[must_use]
+    pub fn on_wait(self, callback: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
+        Self(self.0.on_wait(callback))
     }
 
     /// Waits until this candidate leads, for as long as it takes.
@@ -78,6 +112,15 @@ impl Election {
     /// iterator ends after that error.
     pub fn observe(&self) -> impl Iterator<Item = Result<Option<Leader>>> + use<> {
         iterate(self.0.observe())
+    }
+
+    /// Like [`observe`](Self::observe), but yields the leader after each read, and reads again after `pause` at most. See
+    /// [`crate::Election::observe_every`].
+    ///
+    /// # Errors
+    /// Returns the same errors as [`observe`](Self::observe).
+    pub fn observe_every(&self, pause: Duration) -> impl Iterator<Item = Result<Option<Leader>>> + use<> {
+        iterate(self.0.observe_every(pause))
     }
 }
 
@@ -133,6 +176,14 @@ impl Leadership {
     /// Returns the same errors as [`Guard::lost`].
     pub fn lost(&self) -> Result<Loss> {
         self.0.lost()
+    }
+
+    /// Waits until the leadership is lost, for at most `limit`. Returns `None` if this candidate still leads then.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Guard::lost`].
+    pub fn lost_within(&self, limit: Duration) -> Result<Option<Loss>> {
+        self.0.lost_within(limit)
     }
 
     /// Resigns, and reports whether the candidate led until now.

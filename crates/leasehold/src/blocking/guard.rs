@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::thread::wait;
-use crate::clock::Deadline;
+use crate::clock::{Deadline, SystemClock, timeout};
 use crate::error::{Error, Result};
 use crate::lease::{Loss, Released, Token};
 use crate::ticket::Ticket;
@@ -42,6 +42,11 @@ impl Guard {
         &self.name
     }
 
+    /// Returns the names of the locks, in the order in which they were acquired. See [`crate::Guard::names`].
+    pub fn names(&self) -> impl Iterator<Item = &LockName> {
+        self.inner.iter().flat_map(crate::Guard::names)
+    }
+
     /// Returns the fencing token of this grant. See [`crate::Guard::token`].
     ///
     /// # Errors
@@ -62,6 +67,13 @@ impl Guard {
     /// Local, no I/O.
     pub fn remaining(&self) -> Duration {
         self.inner.as_ref().map_or(Duration::ZERO, crate::Guard::remaining)
+    }
+
+    /// Returns a function that does what [`remaining`](Self::remaining) does, for threads that do not own the guard. Once
+    /// the guard has ended, the function returns zero.
+    pub fn monitor(&self) -> impl Fn() -> Duration + Send + Sync + use<> {
+        let monitor = self.inner.as_ref().map(crate::Guard::monitor);
+        move || monitor.as_ref().map_or(Duration::ZERO, |remaining| remaining())
     }
 
     /// Returns when the lease ends if it is not renewed. See [`crate::Guard::deadline`].
@@ -95,14 +107,39 @@ impl Guard {
         wait(self.held()?.renew())
     }
 
-    /// Waits until the lock is lost. Returns no later than the end of the lease. Use this in a thread that stops the
-    /// work of another thread.
+    /// Waits until the lock is lost. Returns no later than the end of the lease. Nothing else ends the wait: see
+    /// [`lost_within`](Self::lost_within).
     ///
     /// # Errors
     /// Returns [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if this is called from a callback of this module.
     pub fn lost(&self) -> Result<Loss> {
         let held = self.held()?;
         wait(async { Ok(held.lost().await) })
+    }
+
+    /// Waits until the lock is lost, for at most `limit`. Returns `None` if it is still held then. Use this while other
+    /// work runs, such as a child process.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`lost`](Self::lost).
+    ///
+    /// ```
+    /// # use std::{process::Command, time::Duration};
+    /// let guard = leasehold::blocking::Locker::open("mem:")?.lock("report").acquire()?;
+    /// let mut child = Command::new("true").spawn().unwrap();
+    /// while child.try_wait().unwrap().is_none() {
+    ///     if guard.lost_within(Duration::from_millis(50))?.is_some() {
+    ///         child.kill().unwrap();
+    ///         break;
+    ///     }
+    /// }
+    /// child.wait().unwrap();
+    /// guard.release()?;
+    /// # Ok::<_, leasehold::Error>(())
+    /// ```
+    pub fn lost_within(&self, limit: Duration) -> Result<Option<Loss>> {
+        let held = self.held()?;
+        wait(async { Ok(timeout(&SystemClock, limit, held.lost()).await) })
     }
 
     /// Releases the lock and reports whether it was held until now. Waits for the store's response.
@@ -127,6 +164,13 @@ impl Guard {
     /// Returns the same errors as [`crate::Guard::release_with_cooldown`].
     pub fn release_with_cooldown(mut self, period: Duration) -> Result<Released> {
         wait(self.take()?.release_with_cooldown(period))
+    }
+
+    /// Gives up the lock without a release: it is free when its lease ends. See [`crate::Guard::lapse`].
+    pub fn lapse(mut self) {
+        if let Some(guard) = self.inner.take() {
+            guard.lapse();
+        }
     }
 
     /// Stops the renewals and returns the lock as a [`Ticket`], with which another process can renew and release it.

@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use super::election::Election;
 use super::guard::Guard;
+use super::locks::Locks;
 use super::once::OncePer;
 use super::permits::{RwLock, Semaphore};
 use super::thread::wait;
 use crate::error::Result;
-use crate::lease::{HolderInfo, Secret};
+use crate::lease::{Holder, HolderInfo, Secret, Token};
 use crate::settings::settings;
 use crate::ticket::HeldTicket;
-use crate::types::OnDeadlock;
+use crate::types::{LockName, OnDeadlock};
 
 /// A handle to a named lock, with the settings for acquiring it. See [`crate::Lock`]. Cheap to clone.
 ///
@@ -51,6 +52,20 @@ impl Lock {
         if let Ok(guard) = guard.held() {
             self.lock = self.lock.while_holding(guard);
         }
+        self
+    }
+
+    /// Says that another process holds `lock` until the acquisition ends. See [`crate::Lock::while_other_holds`].
+    #[must_use]
+    pub fn while_other_holds(mut self, lock: LockName, token: Token) -> Self {
+        self.lock = self.lock.while_other_holds(lock, token);
+        self
+    }
+
+    /// Sets another process as the holder. See [`crate::Lock::on_behalf_of`].
+    #[must_use]
+    pub fn on_behalf_of(mut self, holder: Holder) -> Self {
+        self.lock = self.lock.on_behalf_of(holder);
         self
     }
 
@@ -119,6 +134,12 @@ impl Lock {
         let output = body(&guard);
         wait(guard.take()?.release_held())?;
         Ok(output)
+    }
+
+    /// Returns this lock and the locks `names`, to acquire together. See [`crate::Lock::and`].
+    #[must_use]
+    pub fn and(self, names: impl IntoIterator<Item = impl Into<String>>) -> Locks {
+        Locks::new(self.lock.and(names))
     }
 
     /// Returns a job that runs once per `period`. See [`crate::Lock::once_per`].

@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::lease::Token;
 use crate::objects::Updated;
 use crate::register::{Register, VersionedValue};
+use crate::url::StoreUrl;
 
 /// One object of a store, with the settings for writing it. See [`crate::Object`]. Cheap to clone.
 ///
@@ -33,6 +34,14 @@ impl Object {
     /// Returns the same errors as [`crate::Object::open`].
     pub fn open(url: &str) -> Result<Self, Error> {
         wait(crate::Object::open(url)).map(Self)
+    }
+
+    /// Opens the object that `url` names, like [`open`](Self::open).
+    ///
+    /// # Errors
+    /// Returns the same errors as [`open`](Self::open).
+    pub fn at(url: StoreUrl) -> Result<Self, Error> {
+        wait(crate::Object::at(url)).map(Self)
     }
 
     /// Returns the object `key` in `register`.

@@ -112,17 +112,7 @@ impl Lock {
         }
         let mut seen = status.token;
         while let Some(token) = seen {
-            let mut grant = Grant {
-                name: claim.name.clone(),
-                token,
-                after: None,
-                id: claim.id,
-                ttl: claim.ttl,
-                deadline: deadline(claim.ttl, store.env().now()),
-                at_limit: false,
-                size: None,
-                memo: None,
-            };
+            let mut grant = Grant::new(claim, token, store.env().now());
             if let Renewal::Lost(_) = store.renew(&mut grant).await? {
                 return Ok(None);
             }

@@ -48,17 +48,7 @@ async fn in_time<N: NativeLeases>(
 ) -> AcquireOutcome {
     let deadline = until(claim.ttl, &lease, sent);
     let memo = Kept { of_store: lease.memo, ..Kept::default() };
-    let grant = Grant {
-        name: claim.name.clone(),
-        token,
-        after: None,
-        id: claim.id,
-        ttl: claim.ttl,
-        deadline,
-        at_limit: false,
-        size: None,
-        memo: Some(Box::new(memo)),
-    };
+    let grant = Grant { deadline, memo: Some(Box::new(memo)), ..Grant::new(claim, token, sent) };
     if !grant.deadline.passed(leases.env().now()) {
         return AcquireOutcome::Granted(grant);
     }

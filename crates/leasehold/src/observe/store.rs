@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::stream::{BoxStream, StreamExt, poll_fn};
+use futures_util::stream::{BoxStream, StreamExt, TryStreamExt, once, poll_fn};
 use tracing::field::Empty;
 use tracing::{Instrument, Span, debug_span};
 
@@ -14,11 +14,12 @@ use super::{Event, Observers, Operation, Outcome, elapsed};
 use crate::clock::Moment;
 use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
-use crate::error::StoreError;
+use crate::error::{Fault, StoreError};
 use crate::lease::{
     AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, HolderInfo, LeaseStore, Released, Renewal,
     Status, Swept, Token, Watch,
 };
+use crate::runtime::task;
 use crate::types::LockName;
 
 /// A store whose requests are reported to observers.
@@ -68,6 +69,7 @@ impl ObservedStore {
         answer: Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + '_>>,
         judge: fn(&T) -> Outcome,
     ) -> Result<T, StoreError> {
+        task::runtime().map_err(Fault::not_applied)?;
         let mut request = self.begin(operation, lock);
         let answer = answer.instrument(request.span.clone()).await;
         request.outcome = answer.as_ref().map_or_else(failed, judge);
@@ -175,7 +177,10 @@ impl LeaseStore for ObservedStore {
     }
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
-        let mut names = self.store.list(prefix);
+        let names = self.store.list(prefix);
+        // Determined when the stream is polled: it may be created outside of the runtime.
+        let mut names =
+            once(async { task::runtime().map(|_| names).map_err(Fault::not_applied) }).try_flatten().boxed();
         let mut request = self.begin(Operation::List, None);
         // A caller that needs no more names drops the stream. That does not count as giving up.
         poll_fn(move |context| {

@@ -139,7 +139,7 @@ impl Acquisition {
         let span = tracing::info_span!("leasehold.acquire", %lock, token = Empty, outcome = Empty);
         let answer =
             task::answer_of(|sender| self.queue_up(reply(Some(sender)))).instrument(span.clone()).await;
-        let outcome = answer.unwrap_or_else(|| Err(task::shut_down()));
+        let outcome = answer.flatten();
         match &outcome {
             Ok(acquired) => span.record("token", token(acquired, &span).get()).record("outcome", "acquired"),
             Err(error) => span.record("outcome", error.kind().as_str()),

@@ -7,23 +7,39 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tracing::Instrument;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Fault, Result};
 
-/// Runs `work` in a task and waits for the result that it sends. Returns `None` if the task ends without a result, or
-/// if its runtime shuts down.
+/// Returns the runtime of the caller.
+///
+/// # Errors
+/// Returns [`ErrorKind::Invalid`] outside of any runtime. tokio itself would panic, and its message would not name the
+/// library.
+pub(crate) fn runtime() -> std::result::Result<Handle, Fault> {
+    Handle::try_current().map_err(|_| {
+        Fault::new(ErrorKind::Invalid, "leasehold was called outside of a tokio runtime").with_help(
+            "call it in a task of tokio, such as a `main` with `#[tokio::main]`, or use `leasehold::blocking`",
+        )
+    })
+}
+
+/// Runs `work` in a task of the caller's runtime and waits for the result that it sends.
 ///
 /// Dropping the future closes the channel, and the task continues. The task is in the caller's current span.
 ///
+/// # Errors
+/// Returns an error outside of any runtime, and if the runtime shuts down.
+///
 /// # Panics
 /// If `work` panics, with the same panic. `work` may call the caller's code.
-pub(crate) async fn answer_of<T, F>(work: impl FnOnce(oneshot::Sender<T>) -> F) -> Option<T>
+pub(crate) async fn answer_of<T, F>(work: impl FnOnce(oneshot::Sender<T>) -> F) -> Result<T>
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    answer_in(&Handle::current(), work).await
+    answer_in(&runtime()?, work).await.ok_or_else(shut_down)
 }
 
-/// Does the same as [`answer_of`], in a task of `runtime`.
+/// Does the same as [`answer_of`], in a task of `runtime`. Returns `None` if the task ends without a result, or if its
+/// runtime shuts down.
 pub(crate) async fn answer_in<T, F>(runtime: &Handle, work: impl FnOnce(oneshot::Sender<T>) -> F) -> Option<T>
 where
     F: Future<Output = ()> + Send + 'static,
@@ -42,18 +58,18 @@ where
 /// Runs `work` in a task and returns its output. Dropping the future also drops `work`, however far it has come.
 ///
 /// # Errors
-/// Returns the errors of `work`, or [`ErrorKind::Unavailable`] if the runtime shuts down.
+/// Returns the errors of `work` and of [`answer_of`].
 pub(crate) fn run<T, F>(work: F) -> impl Future<Output = Result<T>> + Send
 where
     T: Send + 'static,
     F: Future<Output = Result<T>> + Send + 'static,
 {
     let output = output_of(work);
-    async move { output.await.unwrap_or_else(|| Err(shut_down())) }
+    async move { output.await? }
 }
 
-/// Does the same as [`run`], for any output. Returns `None` if the runtime shuts down.
-pub(crate) fn output_of<T, F>(work: F) -> impl Future<Output = Option<T>> + Send
+/// Does the same as [`run`], for any output.
+pub(crate) fn output_of<T, F>(work: F) -> impl Future<Output = Result<T>> + Send
 where
     T: Send + 'static,
     F: Future<Output = T> + Send + 'static,
@@ -77,15 +93,11 @@ where
     F: Future<Output = Result<T>> + Send + 'static,
 {
     let work = Box::pin(work);
-    async move {
-        answer_of(|reply| async move { drop(reply.send(work.await)) })
-            .await
-            .unwrap_or_else(|| Err(shut_down()))
-    }
+    async move { answer_of(|reply| async move { drop(reply.send(work.await)) }).await? }
 }
 
 /// Returns the error for an operation whose runtime has shut down.
-pub(crate) fn shut_down() -> Error {
+fn shut_down() -> Error {
     Error::new(ErrorKind::Unavailable, "the tokio runtime has shut down")
 }
 

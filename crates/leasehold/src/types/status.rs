@@ -16,12 +16,13 @@ use super::token::Token;
 /// ```
 /// use leasehold::Holder;
 ///
-/// let note = Some("make deploy".to_owned());
-/// let holder = Holder { name: "alice".into(), host: "ci-7".into(), note, ..Holder::this_process() };
-/// assert_eq!(holder.pid, std::process::id());
-/// assert_eq!(holder.to_string(), format!("alice@ci-7 pid {} \"make deploy\"", holder.pid));
+/// let mut holder = Holder::new("alice", "ci-7", 4121);
+/// holder.note = Some("make deploy".to_owned());
+/// assert_eq!(holder.to_string(), "alice@ci-7 pid 4121 \"make deploy\"");
+/// assert_eq!(Holder::this_process().pid, std::process::id());
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 #[cfg_attr(
     feature = "_schema",
     derive(utoipa::ToSchema),
@@ -59,10 +60,15 @@ fn max_hold_ms<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>
 }
 
 impl Holder {
+    /// Describes the process `pid` of the user `name` on `host`.
+    pub fn new(name: impl Into<String>, host: impl Into<String>, pid: u32) -> Self {
+        Self { name: name.into(), host: host.into(), pid, ..Self::default() }
+    }
+
     /// Describes this process: the user's name, the host's name and the process id, and nothing else.
     pub fn this_process() -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Self { name: user_name(), host, pid: std::process::id(), ..Self::default() }
+        Self::new(user_name(), host, std::process::id())
     }
 
     /// Returns the locks that this waiter holds while it waits. For people.
@@ -372,6 +378,7 @@ impl State {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "_schema", derive(utoipa::ToSchema), schema(description = "A grant that has ended."))]
+#[non_exhaustive]
 pub struct PastGrant {
     /// The fencing token.
     pub token: Token,
@@ -391,6 +398,13 @@ pub struct PastGrant {
     /// For an evicted grant: who decided the eviction and why, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evicted: Option<Eviction>,
+}
+
+impl PastGrant {
+    /// Creates the entry of a history for a grant to `holder`. Nothing else is known about it.
+    pub fn new(token: Token, grant: Id, holder: Holder, end: End) -> Self {
+        Self { token, grant, holder, from_us: None, until_us: None, end, evicted: None }
+    }
 }
 
 /// How a grant ended.

@@ -1,10 +1,9 @@
 //! A process that waits in the line, and the line in the store.
 
-use leasehold::Holder;
-use leasehold::lease::{AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, Token, Watch, deadline};
+use leasehold::lease::{AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, Token, Watch};
 use leasehold::register::{Precondition, Register};
 
-use crate::common::{Client, World, granted, name};
+use crate::common::{Client, World, granted};
 
 pub(super) const LINE: &str = "x.line";
 
@@ -19,8 +18,8 @@ impl Waiter {
         let client = world.dated(seed);
         let mut claim = client.claim();
         claim.waits = true;
-        let note = Some(format!("job {seed}"));
-        claim.holder = Holder { name: format!("waiter-{seed}"), note, ..Holder::this_process() };
+        claim.holder.name = format!("waiter-{seed}");
+        claim.holder.note = Some(format!("job {seed}"));
         Self { client, claim }
     }
 
@@ -70,18 +69,8 @@ impl Waiter {
     }
 
     pub(super) async fn withdraws(&self) {
-        let mut claim = Grant {
-            name: name(),
-            token: Token::default(),
-            after: None,
-            id: self.claim.id,
-            ttl: self.claim.ttl,
-            deadline: deadline(self.claim.ttl, self.client.env.now()),
-            at_limit: false,
-            size: None,
-            memo: None,
-        };
-        self.client.leases.release(&mut claim, None).await.unwrap();
+        let mut withdrawn = Grant::new(&self.claim, Token::default(), self.client.env.now());
+        self.client.leases.release(&mut withdrawn, None).await.unwrap();
     }
 }
 

@@ -188,16 +188,16 @@ fn lock(app: &App, arrival: &Arrival, name: &LockName, request: &AcquireRequest)
     let mut lock = app.locker.lock(name.as_str()).for_ticket();
     if let Some(holder) = &request.holder {
         let HolderRequest { name, host, pid, value, max_hold_ms, nested } = holder;
-        let (name, host, value) = (name.clone(), host.clone(), value.clone());
-        let (pid, max_hold_ms) = (*pid, *max_hold_ms);
-        let nested = nested.clone();
         if nested.as_ref().is_some_and(|nested| nested.holds.len().max(nested.seen.len()) > Nested::MAX) {
             return Err(Problem::invalid(format!("`nested` has more than {} locks or cycles", Nested::MAX)));
         }
         // Others give up because of such an entry.
         let holds = nested.iter().flat_map(|nested| &nested.holds);
         holds.map(|held| &held.name).try_for_each(|name| arrival.require(Right::Acquire, name))?;
-        lock = lock.on_behalf_of(Holder { name, host, pid, value, max_hold_ms, nested, note: None });
+        let mut holder = Holder::new(name, host, *pid);
+        (holder.value, holder.max_hold_ms) = (value.clone(), *max_hold_ms);
+        holder.nested.clone_from(nested);
+        lock = lock.on_behalf_of(holder);
     }
     if let Some(delay) = &request.lock_delay {
         lock = lock.lock_delay(duration("lock_delay", delay, Ttl::MAX)?);

@@ -1,24 +1,16 @@
 //! Tests of the order of listings and looks.
 
 use super::*;
-use leasehold::view::{HolderView, LockView, StateView};
+use serde_json::json;
 
 fn at(seconds: u64) -> Moment {
     Moment::from_raw(seconds * 1_000_000_000, (seconds * 1_000_000_000).cast_signed())
 }
 
 fn look(name: &str, lapses_within_ms: u64, at: Moment) -> Look {
-    let held = HolderView { lapses_within_ms: Some(lapses_within_ms), ..HolderView::default() };
-    let lock = LockView {
-        lock: name.to_owned(),
-        state: StateView::Held,
-        token: leasehold::Token::new(1),
-        held_by: Some(held),
-        size: None,
-        waiters: Vec::new(),
-        longer_than_usual: false,
-    };
-    Look { detail: Arc::new(LockDetail { lock, history: Vec::new() }), at }
+    let held = json!({ "lapses_within_ms": lapses_within_ms });
+    let detail = json!({ "lock": name, "state": "held", "token": 1, "held_by": held });
+    Look { detail: Arc::new(serde_json::from_value(detail).unwrap()), at }
 }
 
 fn name(text: &str) -> LockName {

@@ -12,7 +12,7 @@ use super::{Overwrite, Reading, RegisterLeases, Sent};
 use crate::clock::StoreTime;
 use crate::error::{Fault, StoreError};
 use crate::lease::{
-    AcquireOutcome, Claim, Grant, Id, LeaseStore, Loss, LossReason, MAX_TOKENS, Renewal, deadline, in_time,
+    AcquireOutcome, Claim, Grant, Id, LeaseStore, Loss, LossReason, MAX_TOKENS, Renewal, in_time,
 };
 use crate::register::Version;
 use crate::retry::{RetryBudget, repeated};
@@ -252,16 +252,11 @@ impl RegisterLeases {
     ) -> Result<Next, StoreError> {
         let early = self.beyond_half_margin(self.written_early(&record, attempt));
         let mut grant = Grant {
-            name: claim.name.clone(),
-            token: record.token,
             after: attempt.after,
-            id: claim.id,
-            ttl: claim.ttl,
-            deadline: deadline(claim.ttl, attempt.sent),
-            at_limit: false,
             size: rules::recorded(record.size),
-            memo: Some(Box::new(Memo::new(version, record, true))),
+            ..Grant::new(claim, record.token, attempt.sent)
         };
+        grant.memo = Some(Box::new(Memo::new(version, record, true)));
         if !early.is_zero() && !grant.deadline.passed(self.now()) {
             match self.renew(&mut grant).await {
                 Ok(Renewal::Renewed) => {}

@@ -201,7 +201,8 @@ impl RegisterLeases {
             };
             permit.lent_to(leases.records.env(), look).await
         });
-        look.await.unwrap_or_else(|| Err(Fault::unavailable("the tokio runtime has shut down").not_applied()))
+        look.await
+            .unwrap_or_else(|_| Err(Fault::unavailable("the tokio runtime has shut down").not_applied()))
     }
 
     /// Returns how long the lock has certainly been held.

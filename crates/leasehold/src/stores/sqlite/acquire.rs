@@ -14,7 +14,7 @@ use super::waiters::{self, MayTake};
 use crate::clock::{Moment, StoreTime};
 use crate::env::Env;
 use crate::error::Fault;
-use crate::lease::{AcquireOutcome, Claim, Grant, HolderInfo, Token, deadline};
+use crate::lease::{AcquireOutcome, Claim, Grant, HolderInfo, Token};
 use crate::protocol::record::{Record, RecordState};
 use crate::protocol::rules::{self, Claimed};
 
@@ -146,15 +146,10 @@ fn is_own(claim: &Claim, record: &Record) -> bool {
 
 fn granted(claim: &Claim, record: &Record, after: Option<Token>, sent: Moment) -> Grant {
     Grant {
-        name: claim.name.clone(),
-        token: record.token,
         after,
-        id: claim.id,
-        ttl: claim.ttl,
-        deadline: deadline(claim.ttl, sent),
-        // Other processes may have the grant of a repeatable claim too.
-        at_limit: false,
         size: rules::recorded(record.size),
+        // Other processes may have the grant of a repeatable claim too.
         memo: (!claim.repeatable).then(|| Memo::of(record.nonce)),
+        ..Grant::new(claim, record.token, sent)
     }
 }
