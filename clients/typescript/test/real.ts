@@ -22,7 +22,8 @@ export function test(name: string, body: (t: TestContext) => Promise<void>, othe
 
 export function folder(t: TestContext): string {
   const path = mkdtempSync(join(tmpdir(), "leasehold-ts-"));
-  t.after(() => rmSync(path, { recursive: true, force: true }));
+  // An agent that is ending may still write.
+  t.after(() => rmSync(path, { recursive: true, force: true, maxRetries: 20 }));
   return path;
 }
 
