@@ -289,14 +289,15 @@ impl Request {
             }
             // The command has not started, so nothing ran without the lock and this is not a loss.
             (None, _) => {
-                let is_about_size = error.sizes().is_some();
-                let mut failure = Failure { code: FAILED, ..Failure::from(error) };
-                // The library does not know how the store was named.
-                for help in failure.help.iter_mut().filter(|_| is_about_size) {
-                    *help =
-                        help.replace("leasehold resize", &format!("leasehold{} resize", store_flag(store)));
-                }
-                failure
+                let sizes = error.sizes();
+                let failure = Failure { code: FAILED, ..Failure::from(error) };
+                let Some(sizes) = sizes else { return failure };
+                let readers = if matches!(self.mode, Mode::Permit(_)) { "" } else { " --readers" };
+                let (flag, lock) = (store_flag(store), self.names.as_arguments());
+                failure.with_help(format!(
+                    "to resize it: leasehold{flag} resize{readers} {lock} {}",
+                    sizes.asked
+                ))
             }
         }
     }
