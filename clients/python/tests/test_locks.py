@@ -335,7 +335,7 @@ def test_bad_arguments_get_clear_errors(locker: Locker) -> None:
         with pytest.raises(StoreError) as error:
             locker.lock(name).guard()
         assert error.value.kind == "invalid"
-    with pytest.raises(StoreError, match="ttl_ms` is not a number of milliseconds"):
+    with pytest.raises(StoreError, match="`ttl` is not from 500ms to "):
         locker.lock("x", ttl=0.1).guard()
     for permits in (0, -1):
         with pytest.raises(StoreError, match="`permits` is not an integer from 1 to 64"):

@@ -275,7 +275,7 @@ class TestLocks < LeaseholdTest
     [*bad.map(&:first), nil, false, :x, [], -1, Float::NAN, Float::INFINITY, 1e300].each do |given|
       assert_match(/\Attl /, assert_raises(ArgumentError) { Leasehold::Duration.milliseconds(given, "ttl") }.message)
     end
-    assert_match(/ttl_ms` is not a number of milliseconds/, assert_raises(StoreError) { locker.lock("x", ttl: 0.1) }.message)
+    assert_match(/`ttl` is not from 500ms to /, assert_raises(StoreError) { locker.lock("x", ttl: 0.1) }.message)
   end
 
   def test_a_number_of_permits_below_one_is_refused
