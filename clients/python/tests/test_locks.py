@@ -302,6 +302,15 @@ def test_a_handler_that_returns_with_an_open_guard_fails(locker: Locker) -> None
     assert not kept[0].is_held
 
 
+@both
+@pytest.mark.parametrize("method", ["acquire", "guard", "try_acquire"])
+def test_a_lock_that_nothing_refers_to_is_released(locker: Locker, method: str) -> None:
+    with pytest.warns(ResourceWarning, match="lock 'x' is released"):
+        getattr(locker.lock("x", ttl=3_600), method)()
+        gc.collect()
+    locker.lock("x").guard(timeout=60).release()
+
+
 def test_the_shorter_limit_of_a_wait_applies() -> None:
     assert within(None, Context(3_000)) == 2
     assert within("5s", Context(3_000)) == 2

@@ -91,6 +91,7 @@ class TestLocks < LeaseholdTest
     thread { locker.lock("x", ttl: 3_600) && nil }.join
     free = thread { locker.lock("x", wait: LIMIT, &:check!) }
     GC.start while free.join(0.05).nil?
+    assert_match(/lock `x` is released/, @log.first)
   end
 
   def test_a_lock_is_renewed_with_a_request
