@@ -150,7 +150,7 @@ def test_a_lock_is_confirmed_with_a_request(locker: Locker) -> None:
         assert evicted is not None and evicted.reason == "it hangs" and "@" in evicted.by
         with pytest.raises(LockLost) as lost:
             guard.confirm(timeout=60)
-        assert "evicted" in str(lost.value)
+        assert "it was evicted by " in str(lost.value) and ": it hangs" in str(lost.value)
 
 
 @both
