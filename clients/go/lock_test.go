@@ -419,7 +419,7 @@ func TestInvalidRequestsNameTheCause(t *testing.T) {
 	guard := acquire(t, c.Lock("kept"))
 	for text, lock := range map[string]*Lock{
 		"TTL is -1s":        c.Lock("x", TTL(-time.Second)),
-		"ttl_ms":            c.Lock("x", TTL(time.Millisecond)),
+		"`ttl` is not from": c.Lock("x", TTL(time.Millisecond)),
 		"fence":             c.Lock("x", Fence(1)),
 		"not valid UTF-8":   c.Lock("x\xff"),
 		"longer than":       c.Lock("x", Note(string(make([]byte, maxLine)))),

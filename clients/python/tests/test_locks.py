@@ -150,7 +150,7 @@ def test_a_lock_is_confirmed_with_a_request(locker: Locker) -> None:
         assert evicted is not None and evicted.reason == "it hangs" and "@" in evicted.by
         with pytest.raises(LockLost) as lost:
             guard.confirm(timeout=60)
-        assert "evicted" in str(lost.value)
+        assert "it was evicted by " in str(lost.value) and ": it hangs" in str(lost.value)
 
 
 @both
@@ -302,6 +302,15 @@ def test_a_handler_that_returns_with_an_open_guard_fails(locker: Locker) -> None
     assert not kept[0].is_held
 
 
+@both
+@pytest.mark.parametrize("method", ["acquire", "guard", "try_acquire"])
+def test_a_lock_that_nothing_refers_to_is_released(locker: Locker, method: str) -> None:
+    with pytest.warns(ResourceWarning, match="lock 'x' is released"):
+        getattr(locker.lock("x", ttl=3_600), method)()
+        gc.collect()
+    locker.lock("x").guard(timeout=60).release()
+
+
 def test_the_shorter_limit_of_a_wait_applies() -> None:
     assert within(None, Context(3_000)) == 2
     assert within("5s", Context(3_000)) == 2
@@ -335,7 +344,7 @@ def test_bad_arguments_get_clear_errors(locker: Locker) -> None:
         with pytest.raises(StoreError) as error:
             locker.lock(name).guard()
         assert error.value.kind == "invalid"
-    with pytest.raises(StoreError, match="ttl_ms` is not a number of milliseconds"):
+    with pytest.raises(StoreError, match="`ttl` is not from 500ms to "):
         locker.lock("x", ttl=0.1).guard()
     for permits in (0, -1):
         with pytest.raises(StoreError, match="`permits` is not an integer from 1 to 64"):

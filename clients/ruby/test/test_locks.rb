@@ -87,10 +87,34 @@ class TestLocks < LeaseholdTest
     assert_equal 1, most
   end
 
+  def test_a_lock_has_the_methods_of_a_mutex
+    mutex = locker.mutex("x", ttl: 3_600)
+    assert_empty Mutex.instance_methods(false) - mutex.methods - %i[sleep]
+    refute mutex.locked?
+    assert mutex.lock
+    GC.start # The lock keeps its guard.
+    assert mutex.locked? && mutex.owned? && locker.status("x").held?
+    assert_equal [true, false], thread { [mutex.locked?, mutex.owned?] }.value
+    assert_raises(ThreadError) { thread { mutex.unlock }.value }
+    refute mutex.try_lock
+    assert_equal mutex, mutex.unlock
+    refute mutex.locked? || mutex.owned?
+    assert_raises(ThreadError) { mutex.unlock }
+    assert_equal 7, mutex.synchronize(wait: LIMIT) { mutex.owned? && 7 }
+    assert_equal 8, mutex.synchronize { break 8 }
+    refute mutex.locked?
+    assert_raises(ThreadError) { mutex.synchronize }
+    locker.evict("x", mutex.lock.tap { |guard| @guard = guard }.token)
+    assert_raises(LockLost) { @guard.renew }
+    assert_raises(LockLost) { mutex.unlock }
+    assert_free
+  end
+
   def test_a_guard_that_is_collected_releases_its_lock
     thread { locker.lock("x", ttl: 3_600) && nil }.join
     free = thread { locker.lock("x", wait: LIMIT, &:check!) }
     GC.start while free.join(0.05).nil?
+    assert_match(/lock `x` is released/, @log.first)
   end
 
   def test_a_lock_is_renewed_with_a_request
@@ -104,7 +128,7 @@ class TestLocks < LeaseholdTest
         guard.renew(timeout: LIMIT)
       end
     end
-    assert_match(/evicted/, error.message)
+    assert_match(/it was evicted by .*: it hangs/, error.message)
     assert_equal "x", error.name
   end
 
@@ -275,7 +299,7 @@ class TestLocks < LeaseholdTest
     [*bad.map(&:first), nil, false, :x, [], -1, Float::NAN, Float::INFINITY, 1e300].each do |given|
       assert_match(/\Attl /, assert_raises(ArgumentError) { Leasehold::Duration.milliseconds(given, "ttl") }.message)
     end
-    assert_match(/ttl_ms` is not a number of milliseconds/, assert_raises(StoreError) { locker.lock("x", ttl: 0.1) }.message)
+    assert_match(/`ttl` is not from 500ms to /, assert_raises(StoreError) { locker.lock("x", ttl: 0.1) }.message)
   end
 
   def test_a_number_of_permits_below_one_is_refused

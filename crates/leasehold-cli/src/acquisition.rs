@@ -15,7 +15,7 @@ use crate::names::Names;
 use crate::nesting;
 use crate::output::{Output, human};
 use crate::signals::{Signals, interrupted};
-use crate::wait_progress::{HELD_BY_PARENT, WaitProgress, is_held_by_parent};
+use crate::wait_progress::{HELD_BY_PARENT, USE_ANOTHER, WaitProgress};
 
 /// A store may take this long to open, however short the wait for the lock. Usually it takes milliseconds, but a busy
 /// machine may need longer.
@@ -131,7 +131,7 @@ impl Request {
         output: &Output,
         signals: &mut Signals,
     ) -> Result<Guard, Failure> {
-        let progress = WaitProgress::new(self.names.clone(), clock(locker)).mode(self.mode);
+        let progress = WaitProgress::on(locker, self.names.clone()).mode(self.mode);
         let observer = progress.observer_of_several();
         let acquire = async |lock: Lock| match self.names.others() {
             [] => self.mode.acquire(lock, self.wait_policy).await,
@@ -151,7 +151,7 @@ impl Request {
         locker: &Locker,
         output: &Output,
     ) -> leasehold::Result<Guard> {
-        let progress = self.limited(WaitProgress::new(self.names.clone(), clock(locker)));
+        let progress = self.limited(WaitProgress::on(locker, self.names.clone()));
         let lock = self.lock(locker).note(note).on_wait(progress.observer());
         progress.show_during(output, self.mode.acquire(lock, self.wait_policy)).await
     }
@@ -173,7 +173,7 @@ impl Request {
             };
             election.campaign().await.map(Guard::from)
         };
-        let progress = WaitProgress::new(self.names.clone(), clock(locker)).once_per_holder();
+        let progress = WaitProgress::on(locker, self.names.clone()).once_per_holder();
         self.acquire_with(progress, locker, store, output, signals, acquire).await
     }
 
@@ -194,7 +194,7 @@ impl Request {
                 WaitPolicy::Forever => once.acquire().await,
             }
         };
-        let progress = WaitProgress::new(self.names.clone(), clock(locker));
+        let progress = WaitProgress::on(locker, self.names.clone());
         self.acquire_with(progress, locker, store, output, signals, acquire).await
     }
 
@@ -222,14 +222,23 @@ impl Request {
                         // Allow time to leave the line of waiters. Otherwise other processes wait for this one.
                         clock(locker).sleep(CANCEL_TIMEOUT).await;
                     }
-                    Err(self.failure(error, progress.now(), store, locker))
+                    Err(self.failure(error, &progress, store, locker))
                 }
             },
+            failure = progress.deadlocked(), if self.gives_up() => {
+                clock(locker).sleep(CANCEL_TIMEOUT).await;
+                Err(failure)
+            }
             signal = signals.next_ending() => {
                 clock(locker).sleep(CANCEL_TIMEOUT).await;
                 Err(interrupted(signal))
             }
         }
+    }
+
+    /// Returns whether the acquisition fails if it would wait for ever. A wait with a limit ends by itself.
+    fn gives_up(&self) -> bool {
+        self.wait_policy == WaitPolicy::Forever && self.on_deadlock == OnDeadlock::Fail
     }
 
     /// Makes `progress` show how long the store may take to respond.
@@ -249,8 +258,8 @@ impl Request {
         let lock = if self.note.is_empty() { lock } else { lock.note(&self.note) };
         let lock = if self.for_ticket { lock.for_ticket() } else { lock };
         let lock = if self.barges { lock.barge() } else { lock };
-        let lock =
-            nesting::outer(locker).fold(lock, |lock, (name, token)| lock.while_other_holds(name, token));
+        let outer = nesting::outer(locker).into_iter().filter(|outer| !outer.by_ticket);
+        let lock = outer.fold(lock, |lock, outer| lock.while_other_holds(outer.lock, outer.token));
         let lock = lock.on_deadlock(match self.on_deadlock {
             OnDeadlock::Fail => leasehold::OnDeadlock::Fail,
             OnDeadlock::Wait => leasehold::OnDeadlock::Wait,
@@ -261,27 +270,34 @@ impl Request {
         }
     }
 
-    /// Returns the failure for an acquisition that returned `error`. `now` is the holder that a waiter has seen last.
-    fn failure(&self, error: Error, now: Option<HolderInfo>, store: &Store, locker: &Locker) -> Failure {
+    /// Returns the failure for an acquisition that showed `progress` and returned `error`.
+    fn failure(&self, error: Error, progress: &WaitProgress, store: &Store, locker: &Locker) -> Failure {
         match (error.holder(), self.wait_policy) {
             (Some(held), _) => {
-                let now = now.filter(|now| now.token == held.token && now.in_cooldown == held.in_cooldown);
-                self.held(&now.unwrap_or_else(|| held.clone()), &error, store, locker)
+                let now = progress
+                    .now()
+                    .filter(|now| now.token == held.token && now.in_cooldown == held.in_cooldown);
+                let held = now.unwrap_or_else(|| held.clone());
+                self.held(&held, progress.held_by_parent(&held).is_some(), &error, store, locker)
             }
             (None, WaitPolicy::Within(_)) if error.kind() == ErrorKind::Unavailable => {
                 self.no_holder_seen(&error)
             }
-            (None, _) if error.kind() == ErrorKind::Deadlock => Failure::from(error),
+            // The library finds a wait for a plain lock of an outer run too: the words do not depend on who is first.
+            (None, _) if error.kind() == ErrorKind::Deadlock => {
+                progress.deadlock().unwrap_or_else(|| Failure::from(error))
+            }
             // The command has not started, so nothing ran without the lock and this is not a loss.
             (None, _) => {
-                let is_about_size = error.sizes().is_some();
-                let mut failure = Failure { code: FAILED, ..Failure::from(error) };
-                // The library does not know how the store was named.
-                for help in failure.help.iter_mut().filter(|_| is_about_size) {
-                    *help =
-                        help.replace("leasehold resize", &format!("leasehold{} resize", store_flag(store)));
-                }
-                failure
+                let sizes = error.sizes();
+                let failure = Failure { code: FAILED, ..Failure::from(error) };
+                let Some(sizes) = sizes else { return failure };
+                let readers = if matches!(self.mode, Mode::Permit(_)) { "" } else { " --readers" };
+                let (flag, lock) = (store_flag(store), self.names.as_arguments());
+                failure.with_help(format!(
+                    "to resize it: leasehold{flag} resize{readers} {lock} {}",
+                    sizes.asked
+                ))
             }
         }
     }
@@ -299,7 +315,14 @@ impl Request {
     }
 
     /// Returns the failure for a held lock, with the holder and what the user can do.
-    fn held(&self, held: &HolderInfo, error: &Error, store: &Store, locker: &Locker) -> Failure {
+    fn held(
+        &self,
+        held: &HolderInfo,
+        by_parent: bool,
+        error: &Error,
+        store: &Store,
+        locker: &Locker,
+    ) -> Failure {
         let (code, kind) =
             if self.wait_policy == WaitPolicy::Try { (HELD, "held") } else { (TIMED_OUT, "timed_out") };
         let code = self.conflict_code.unwrap_or(code);
@@ -313,8 +336,8 @@ impl Request {
             message = format!("{message}; timed out after {}", human::span(limit));
         }
         let failure = Failure::new(code, kind, message);
-        if self.names.iter().any(|name| is_held_by_parent(name, self.mode, held)) {
-            return failure.with_help(format!("{HELD_BY_PARENT}; remove the inner run, or use another lock"));
+        if by_parent {
+            return failure.with_help(format!("{HELD_BY_PARENT}; {USE_ANOTHER}"));
         }
         let dies_visibly = locker.capabilities().sees_dead_processes && is_on_this_host(held);
         self.with_help(failure, held, error, (store, dies_visibly))

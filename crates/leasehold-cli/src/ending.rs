@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use rustix::process::{Pid, getpid};
 
 use crate::exit::{Exit, FAILED, clean};
+use crate::log;
 
 /// Ends this process as `exit` says, or returns its exit code.
 ///
@@ -35,6 +36,8 @@ pub(crate) fn fail_on_panic() {
         let why = panic.payload_as_str().unwrap_or("unknown error");
         let place = panic.location().map(|place| format!(" ({}:{})", place.file(), place.line()));
         let message = format!("leasehold stopped: {}{}", clean(why), place.unwrap_or_default());
+        // Its last lines may say why.
+        log::finish();
         // Without a panic if stderr is closed.
         let _ = writeln!(std::io::stderr(), "error: {message}");
         std::process::exit(FAILED.into());

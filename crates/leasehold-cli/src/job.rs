@@ -419,8 +419,7 @@ impl Job {
             ("LEASEHOLD_TOKEN", guard.token().ok().map(|token| token.to_string())),
             ("LEASEHOLD_PERMIT", self.report.permit.map(|permit| permit.to_string())),
         ];
-        // Other users of a ticket may release its lock before the command ends.
-        environment.push(nesting::inside(locker, (!self.is_by_ticket).then_some(guard)));
+        environment.push(nesting::inside(locker, guard, self.is_by_ticket));
         let mut prepared = prepared.map_or_else(|| Prepared::start(&self.command, self.plan), Ok)?;
         match add_processes(&mut prepared, guard, locker).await {
             Ok(true) => self.launch(prepared, environment, guard, signals, clock, output).await.map(Some),

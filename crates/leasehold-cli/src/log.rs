@@ -108,9 +108,50 @@ impl MakeWriter<'_> for Log {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd as _;
+    use std::process::Command;
     use std::sync::mpsc::channel;
 
     use super::*;
+    use crate::ending;
+
+    /// In the process that the test below starts.
+    const PANICS: &str = "LEASEHOLD_TEST_PANICS";
+
+    #[test]
+    fn a_panic_comes_after_all_lines_of_the_log() {
+        if std::env::var_os(PANICS).is_some() {
+            let (panics, panicked) = channel();
+            let mut panicked = Some(panicked);
+            // Without the lock of `stderr`, for which the message of the panic would wait.
+            let mut stderr = File::from(std::io::stderr().as_fd().try_clone_to_owned().unwrap());
+            let mut log = Log::start(move |line| {
+                panicked.take().into_iter().for_each(|panicked| panicked.recv().unwrap());
+                stderr.write_all(line).unwrap();
+            });
+            LOG.set(log.clone()).unwrap();
+            (0..1_000).for_each(|n| log.write_all(format!("line {n}\n").as_bytes()).unwrap());
+            ending::fail_on_panic();
+            let ends = std::panic::take_hook();
+            std::panic::set_hook(Box::new(move |panic| {
+                panics.send(()).unwrap();
+                ends(panic);
+            }));
+            // A test has a thread of its own.
+            let main = std::thread::Builder::new().name("main".to_owned());
+            main.spawn(|| panic!("at the end")).unwrap().join().unwrap();
+        }
+        let ended = Command::new(std::env::current_exe().unwrap())
+            .args(["--nocapture", "--exact", "log::tests::a_panic_comes_after_all_lines_of_the_log"])
+            .env(PANICS, "1")
+            .output()
+            .unwrap();
+        let told = String::from_utf8(ended.stderr).unwrap();
+        let last: Vec<_> = told.lines().rev().take(2).collect();
+        assert!(last[0].starts_with("error: leasehold stopped: at the end"), "{last:?}");
+        assert_eq!(last[1], "line 999");
+    }
 
     #[test]
     fn the_end_waits_until_all_lines_are_written() {

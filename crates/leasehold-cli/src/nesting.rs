@@ -3,7 +3,6 @@
 
 use std::env;
 
-use leasehold::lease::Nested;
 use leasehold::{Guard, LockName, Locker, Token};
 use serde::{Deserialize, Serialize};
 
@@ -11,12 +10,15 @@ use serde::{Deserialize, Serialize};
 pub(crate) const VARIABLE: &str = "LEASEHOLD_HOLDS";
 
 /// A lock that is held until this process ends.
-#[derive(Debug, Serialize, Deserialize)]
-struct Outer {
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Outer {
     /// The identity of its store.
     store: String,
-    lock: LockName,
-    token: Token,
+    pub(crate) lock: LockName,
+    pub(crate) token: Token,
+    /// Whether a ticket holds it. Others can then release it, so this process is in no cycle of waiters.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) by_ticket: bool,
 }
 
 /// Returns the locks that the variable names. It is for leasehold itself, so a value that it cannot read counts as none.
@@ -25,22 +27,20 @@ fn all() -> Vec<Outer> {
 }
 
 /// Returns the locks in the store of `locker` that are held until this process ends.
-pub(crate) fn outer(locker: &Locker) -> impl Iterator<Item = (LockName, Token)> {
-    let store = locker.store_id().map(str::to_owned);
-    let outer = all().into_iter().filter(move |outer| store.as_ref() == Some(&outer.store));
-    outer.map(|outer| (outer.lock, outer.token))
+pub(crate) fn outer(locker: &Locker) -> Vec<Outer> {
+    let store = locker.store_id();
+    all().into_iter().filter(|outer| store == Some(&outer.store)).collect()
 }
 
 /// Returns the variable for a command, which runs under `guard` until it ends.
-pub(crate) fn inside(locker: &Locker, guard: Option<&Guard>) -> (&'static str, Option<String>) {
+pub(crate) fn inside(locker: &Locker, guard: &Guard, by_ticket: bool) -> (&'static str, Option<String>) {
     let mut locks = all();
-    // The innermost one first, because only the first eight count.
-    if let Some((store, guard)) = locker.store_id().zip(guard)
-        && let Ok(tokens) = guard.tokens()
-    {
-        let held = tokens.into_iter().map(|(lock, token)| Outer { store: store.to_owned(), lock, token });
+    if let (Some(store), Ok(tokens)) = (locker.store_id(), guard.tokens()) {
+        let store = store.to_owned();
+        let held =
+            tokens.into_iter().map(|(lock, token)| Outer { store: store.clone(), lock, token, by_ticket });
+        // The innermost one first, because only the first eight count in a cycle.
         locks.splice(0..0, held);
-        locks.truncate(Nested::MAX);
     }
     (VARIABLE, (!locks.is_empty()).then(|| serde_json::to_string(&locks).unwrap_or_default()))
 }

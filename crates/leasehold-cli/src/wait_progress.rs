@@ -1,18 +1,20 @@
 //! Shows the progress while waiting for a lock.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io::stderr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use leasehold::clock::{Clock, Moment, timeout};
-use leasehold::{HolderInfo, LockName, Token};
+use leasehold::{ErrorKind, HolderInfo, LockName, Locker};
 use serde_json::Value;
+use tokio::sync::watch;
 
+use crate::exit::{DEADLOCK, Failure};
 use crate::mode::Mode;
 use crate::names::Names;
+use crate::nesting::{self, Outer};
 use crate::output::{Output, columns, human, json};
 
 /// Shorter waits are not shown.
@@ -34,8 +36,10 @@ pub(crate) struct WaitProgress {
     /// How the lock will be held.
     mode: Mode,
     clock: Arc<dyn Clock>,
+    /// The locks that are held until this process ends.
+    outer: Vec<Outer>,
     /// The lock that the acquisition waits for, and its holder.
-    latest: Arc<Mutex<Option<(LockName, HolderInfo, Moment)>>>,
+    latest: Arc<watch::Sender<Option<(LockName, HolderInfo, Moment)>>>,
     /// Whether to log each holder once, instead of one line per interval.
     once_per_holder: bool,
     /// How long the store may take to respond, if there is a limit.
@@ -44,8 +48,20 @@ pub(crate) struct WaitProgress {
 
 impl WaitProgress {
     pub(crate) fn new(names: impl Into<Names>, clock: Arc<dyn Clock>) -> Self {
-        let names = names.into();
-        Self { names, mode: Mode::Lock, clock, latest: Arc::default(), once_per_holder: false, limit: None }
+        Self {
+            names: names.into(),
+            mode: Mode::Lock,
+            clock,
+            outer: Vec::new(),
+            latest: Arc::default(),
+            once_per_holder: false,
+            limit: None,
+        }
+    }
+
+    /// Like [`new`](Self::new), for a wait in the store of `locker`.
+    pub(crate) fn on(locker: &Locker, names: impl Into<Names>) -> Self {
+        Self { outer: nesting::outer(locker), ..Self::new(names, locker.store().env().clock.clone()) }
     }
 
     /// Sets how long the store may take to respond. `None` means no limit.
@@ -78,15 +94,13 @@ impl WaitProgress {
     pub(crate) fn observer_of_several(&self) -> impl Fn(&LockName, &HolderInfo) + Send + Sync + use<> {
         let this = self.clone();
         move |name, held| {
-            let latest = Some((name.clone(), held.clone(), this.clock.now()));
-            *this.latest.lock().unwrap_or_else(PoisonError::into_inner) = latest;
+            this.latest.send_replace(Some((name.clone(), held.clone(), this.clock.now())));
         }
     }
 
     /// Returns the lock that the acquisition waits for. If it is not known, the first one.
     fn awaited(&self) -> LockName {
-        let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
-        latest.as_ref().map_or_else(|| self.names.first().clone(), |(name, ..)| name.clone())
+        self.latest.borrow().as_ref().map_or_else(|| self.names.first().clone(), |(name, ..)| name.clone())
     }
 
     /// Describes what the acquisition waits for, and the locks that it holds meanwhile.
@@ -119,10 +133,8 @@ impl WaitProgress {
         }
         let start = self.clock.now();
         self.clock.sleep(SHOW_AFTER).await;
-        if self.now().is_some_and(|held| is_held_by_parent(&self.awaited(), self.mode, &held)) {
-            output.warning(&format!(
-                "{HELD_BY_PARENT}: this wait cannot succeed; remove the inner run, or use another lock"
-            ));
+        if self.deadlock().is_some() {
+            output.warning(&format!("{HELD_BY_PARENT}: this wait cannot succeed; {USE_ANOTHER}"));
         }
         if output.animates() { self.spin(output, start).await } else { self.log_lines(output, start).await }
     }
@@ -188,10 +200,40 @@ impl WaitProgress {
         (passed >= REPORT_SILENCE_AFTER).then_some((passed, left))
     }
 
+    /// Completes when this process waits for a lock that is held until it ends. Cancel safe.
+    pub(crate) async fn deadlocked(&self) -> Failure {
+        let mut latest = self.latest.subscribe();
+        loop {
+            if let Some(failure) = self.deadlock() {
+                return failure;
+            }
+            // Fails only without a sender, and `self` has it.
+            let _ = latest.changed().await;
+        }
+    }
+
+    /// Returns the failure if the awaited lock is held until this process ends.
+    pub(crate) fn deadlock(&self) -> Option<Failure> {
+        let Outer { lock, token, .. } = self.held_by_parent(&self.now()?)?;
+        let message = format!(
+            "deadlock: the lock `{lock}` is held by the `leasehold run` around this command (token {token})"
+        );
+        Some(Failure::new(DEADLOCK, ErrorKind::Deadlock.as_str(), message).with_help(USE_ANOTHER))
+    }
+
+    /// Returns the grant of a `leasehold run` around this process if `held` is that grant and blocks this acquisition.
+    pub(crate) fn held_by_parent(&self, held: &HolderInfo) -> Option<&Outer> {
+        let blocks = |outer: &&Outer| {
+            held.token == Some(outer.token)
+                && self.names.iter().any(|name| self.mode.is_blocked_by(name, outer.lock.as_str()))
+        };
+        let is_over = held.in_cooldown || held.reserved;
+        self.outer.iter().filter(|_| !is_over).find(blocks)
+    }
+
     /// Returns the latest known holder, with durations as of now.
     pub(crate) fn now(&self) -> Option<HolderInfo> {
-        let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let (_, mut held, at) = latest?;
+        let (_, mut held, at) = self.latest.borrow().clone()?;
         let since = self.clock.now().shortest_since(at);
         held.held_for = held.held_for.map(|age| age + since);
         held.free_for = held.free_for.map(|age| age + since);
@@ -224,17 +266,10 @@ pub(crate) async fn announce<F: Future>(
     wait.await
 }
 
-/// The message for [`is_held_by_parent`].
+/// The message for [`WaitProgress::held_by_parent`].
 pub(crate) const HELD_BY_PARENT: &str = "this command runs under a `leasehold run` that holds the same lock";
-
-/// Returns whether `held` is the grant of the `leasehold run` that started this process, and blocks an acquisition of
-/// `name` in `mode`. That run holds it until this process ends.
-pub(crate) fn is_held_by_parent(name: &LockName, mode: Mode, held: &HolderInfo) -> bool {
-    let tokens = std::env::var("LEASEHOLD_TOKENS").unwrap_or_default();
-    let tokens: BTreeMap<String, Option<Token>> = serde_json::from_str(&tokens).unwrap_or_default();
-    held.token.is_some()
-        && tokens.iter().any(|(lock, token)| *token == held.token && mode.is_blocked_by(name, lock))
-}
+/// What helps then.
+pub(crate) const USE_ANOTHER: &str = "remove the inner run, or use another lock";
 
 struct ClearOnDrop(ProgressBar);
 

@@ -203,10 +203,7 @@ impl Error {
         let mut error = Self::invalid(format!(
             "`{name}` has {stored} {what} in the store, and this acquisition asks for {asked}"
         ))
-        .with_help(format!(
-            "ask for {stored}, or change the number while nobody holds `{name}`: leasehold resize {name} {asked}{}",
-            if what == "readers" { " --readers" } else { "" }
-        ));
+        .with_help(format!("ask for {stored}, or resize `{name}` while nobody holds it"));
         error.0.sizes = Some(Sizes { asked, stored });
         error
     }

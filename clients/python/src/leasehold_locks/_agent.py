@@ -260,12 +260,14 @@ class Agent:
         if self._death is None:
             self.post({"op": "release", "hold": hold.number})
 
-    def drop(self, hold: Hold) -> None:
-        """Releases a hold from a finalizer. Takes no lock."""
-        if not hold.is_over and not self.is_forked() and self._death is None:
-            self.collected.append(hold.name)
-            self._dropped.append(hold)
-            self._bell.ring()
+    def drop(self, hold: Hold) -> bool:
+        """Releases a hold from a finalizer. Takes no lock. Returns whether it was held until now."""
+        if hold.is_over or self.is_forked() or self._death is not None:
+            return False
+        self.collected.append(hold.name)
+        self._dropped.append(hold)
+        self._bell.ring()
+        return True
 
     def drop_unguarded(self, pending: Pending) -> None:
         """Releases the lock that a request was granted, from the finalizer of its call, unless a guard will release

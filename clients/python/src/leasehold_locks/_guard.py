@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Generator
 from types import FrameType
 from typing import NoReturn
@@ -94,8 +95,10 @@ class BaseGuard:
 
     def __del__(self) -> None:
         hold = getattr(self, "_hold", None)
-        if hold is not None:
-            self._agent.drop(hold)
+        if hold is not None and self._agent.drop(hold):
+            # Like a file that was not closed. `locker.lock("x").acquire()` alone holds nothing.
+            text = f"lock {hold.name!r} is released, because nothing refers to its guard or lock object any more"
+            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
     def __reduce__(self) -> NoReturn:
         # A copy would release the lock of the original when it is garbage collected.

@@ -81,6 +81,9 @@ module Leasehold
         @collected = [*@collected, request.hold.name].last(100) if collected && request.hold
         give_up(request)
       end
+      return unless collected && request.hold
+
+      Leasehold.log("lock `#{request.hold.name}` is released, because nothing refers to its guard any more")
     end
 
     # Returns the error of a hold that is over, or nil if the lock is certain to be held now.

@@ -81,9 +81,12 @@ module Leasehold
   end
 
   # A named lock, with the settings for acquiring it: see Locker#mutex. It is not reentrant. Several threads can use it.
+  # It has the methods of Ruby's Mutex.
   class Lock
     def initialize(settings)
       @settings = settings
+      # The fiber of each guard that this object has acquired, like the owner of a Mutex.
+      @held = {}.compare_by_identity
     end
 
     def name
@@ -91,7 +94,7 @@ module Leasehold
     end
 
     # Acquires the lock, runs the block with the guard, and releases the lock. Returns the block's value. Without a
-    # block, returns the guard: release it in an `ensure`.
+    # block, returns the guard: release it in an `ensure`, by Guard#release or #unlock.
     #
     # Waits for at most `wait`, or without a limit if it is nil, and then raises LockHeld. With the `context` of an AWS
     # Lambda function, the wait ends a second before the invocation does. If the lock is lost during the block,
@@ -109,6 +112,32 @@ module Leasehold
       acquire(@settings.request("try"), if_free: true, on_lost: on_lost, &block)
     end
 
+    # Does what #lock does with a block.
+    def synchronize(**options, &block)
+      block or raise ThreadError, "must be called with a block"
+      lock(**options, &block)
+    end
+
+    # Releases the lock that the current fiber has acquired by this object. Raises ThreadError if it has acquired none,
+    # and LockLost if the lock was lost.
+    def unlock
+      guard = guards(Fiber.current).reverse.find { |one| one.held? || one.lost? }
+      guard or raise ThreadError, "the current fiber has not acquired `#{name}` by this object"
+      @held.delete(guard)
+      guard.leave(true)
+      self
+    end
+
+    # Whether this process holds the lock by this object. Locker#status tells whether anybody holds it.
+    def locked?
+      guards.any?(&:held?)
+    end
+
+    # Whether the current fiber holds the lock by this object.
+    def owned?
+      guards(Fiber.current).any?(&:held?)
+    end
+
     def inspect
       "#<#{self.class} #{name}>"
     end
@@ -120,7 +149,24 @@ module Leasehold
       allowed = fields.fetch(:wait_ms) { fields[:op] == "try" ? 0 : nil }
       limit = allowed && (allowed + fields.fetch(:store_timeout_ms, 0)) / 1_000.0 + Pending::ANSWER_LIMIT
       call = Call.new(fields, limit: limit) { |agent| Nested.holding(agent) }
-      Holding.acquire(call, @settings, **options, &block)
+      return Holding.acquire(call, @settings, **options)&.tap { |guard| keep(guard) } unless block
+
+      Holding.acquire(call, @settings, **options) do |guard|
+        keep(guard)
+        block.call(guard)
+      ensure
+        @held.delete(guard)
+      end
+    end
+
+    def keep(guard)
+      guards.each { |one| @held.delete(one) unless one.held? }
+      @held[guard] = Fiber.current
+    end
+
+    # The guards of this process, without those of its parent.
+    def guards(of = nil)
+      @held.to_a.filter_map { |guard, fiber| guard if (of.nil? || fiber.equal?(of)) && !guard.forked? }
     end
   end
 

@@ -12,6 +12,7 @@ use leasehold::{LockName, Locks, Ticket, Token};
 use serde_json::{Map, Value};
 
 use super::refusal::Refusal;
+use crate::output::human;
 
 /// The largest integer that every JSON reader reads exactly.
 const MAX_INTEGER: u64 = (1 << 53) - 1;
@@ -59,34 +60,33 @@ impl Fields {
 
     /// Takes the field `name`, an integer in `range`.
     pub(super) fn integer(&mut self, name: &str, range: RangeInclusive<u64>) -> Result<Option<u64>, Refusal> {
-        self.counted(name, "an integer", range)
-    }
-
-    fn counted(
-        &mut self,
-        name: &str,
-        what: &str,
-        range: RangeInclusive<u64>,
-    ) -> Result<Option<u64>, Refusal> {
         let Some(value) = self.0.remove(name) else { return Ok(None) };
         match value.as_u64().filter(|number| range.contains(number)) {
             Some(number) => Ok(Some(number)),
             None => {
                 let (least, most) = range.into_inner();
-                Err(Refusal::invalid(format!("`{name}` is not {what} from {least} to {most}")))
+                Err(Refusal::invalid(format!("`{name}` is not an integer from {least} to {most}")))
             }
         }
     }
 
-    /// Takes the field `name`, a duration from `least` to `most` in milliseconds.
+    /// Takes the field `name`, a duration from `least` to `most` in milliseconds. An error about the range names what a
+    /// user of a client has written: a `ttl`, in any unit.
     pub(super) fn milliseconds(
         &mut self,
         name: &str,
         least: u64,
         most: Duration,
     ) -> Result<Option<Duration>, Refusal> {
-        let most = u64::try_from(most.as_millis()).unwrap_or(u64::MAX);
-        Ok(self.counted(name, "a number of milliseconds", least..=most)?.map(Duration::from_millis))
+        let Some(value) = self.0.remove(name) else { return Ok(None) };
+        let no_number = || Refusal::invalid(format!("`{name}` is not a number of milliseconds"));
+        let given = Duration::from_millis(value.as_u64().ok_or_else(no_number)?);
+        let least = Duration::from_millis(least);
+        if (least..=most).contains(&given) {
+            return Ok(Some(given));
+        }
+        let (argument, [least, most]) = (name.trim_end_matches("_ms"), [least, most].map(human::span));
+        Err(Refusal::invalid(format!("`{argument}` is not from {least} to {most}")))
     }
 
     /// Takes the field `name`, the number of a request or a hold. It is required.

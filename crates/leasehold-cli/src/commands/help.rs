@@ -57,9 +57,9 @@ pub(super) fn suggested(wanted: &str, failure: Failure) -> Failure {
 const EXIT_CODES: &str = "\
 run, once and elect:
   the command's code, or 128 + signal   the command ended under the lock
-  120   deadlock: this run waited for the lock in a cycle with other runs that
-        hold what they wait for, and gave up (--on-deadlock). The command did
-        not run
+  120   deadlock: this run waited for the lock of a run around it, or in a cycle
+        with other runs that hold what they wait for, and gave up
+        (--on-deadlock). The command did not run
   121   the lock was held for as long as --max-hold allows: the command was
         stopped and the lock released. With --ticket, the limit is that of the
         ticket

@@ -1,5 +1,6 @@
 //! `leasehold renew TICKET`: renews a lease once.
 
+use leasehold::ErrorKind;
 use leasehold::view::ms;
 use serde_json::Value;
 
@@ -13,7 +14,11 @@ use crate::output::{human, print};
 
 pub(super) async fn renew(context: &Context, args: TicketArgs) -> Result<u8, Failure> {
     let (ticket, locker) = open(context, args).await?;
-    let remaining = locker.renew(&ticket).await?.remaining();
+    let renewed = locker.renew(&ticket).await.map_err(|error| match error.kind() {
+        ErrorKind::Lost => Failure::from(error).with_help("stop the work, and acquire the lock again"),
+        _ => error.into(),
+    });
+    let remaining = renewed?.remaining();
     if context.output.json {
         let mut document = object("renewed", ticket.name());
         if locker.capabilities().tokens {

@@ -24,7 +24,7 @@ pub(super) async fn wait(context: &Context, args: WaitArgs) -> Result<u8, Failur
     let store = context.store()?;
     let locker = context::open_for(&name, &store, given.map(opening_limit), &context.output).await?;
     let clock = context::clock(&locker);
-    let waiting = WaitProgress::new(name.clone(), clock.clone()).within(limit);
+    let waiting = WaitProgress::on(&locker, name.clone()).within(limit);
     let observer = waiting.observer();
     let free = waiting.show_during(&context.output, async {
         if looks_once {
@@ -34,7 +34,12 @@ pub(super) async fn wait(context: &Context, args: WaitArgs) -> Result<u8, Failur
         locker.wait_free(&name, &observer).await.map(|()| true)
     });
     let is_free = match limit {
-        None => free.await?,
+        // The lock of a run around this process is not free until this process ends.
+        None => tokio::select! {
+            biased;
+            free = free => free?,
+            failure = waiting.deadlocked() => return Err(failure),
+        },
         Some(limit) => {
             let mut free = pin!(free);
             let mut ended = timeout(&*clock, limit, free.as_mut()).await;

@@ -279,11 +279,7 @@ pub(crate) fn history(status: &Status) -> String {
     for past in &status.history {
         let mut holder = past.holder.to_string();
         if let Some(why) = &past.evicted {
-            let (by, reason) = (printable(&why.by, 120), printable(&why.reason, 200));
-            holder.push_str(&format!(", evicted by {by}"));
-            if !reason.is_empty() {
-                holder.push_str(&format!(": {reason}"));
-            }
+            holder.push_str(&format!(", evicted by {why}"));
         }
         rows.push([
             past.token.to_string(),

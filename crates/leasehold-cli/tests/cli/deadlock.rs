@@ -46,8 +46,41 @@ fn a_run_within_itself_fails_at_once() {
     let mut command = sandbox.scripted("run x", script);
     command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
     let ended = Outcome::of(command.output().unwrap()).expect(120);
-    assert!(ended.stderr.contains("deadlock: the lock `x` is held by the task that waits"), "{ended:?}");
+    assert!(
+        ended.stderr.contains("deadlock: the lock `x` is held by the `leasehold run` around"),
+        "{ended:?}"
+    );
     assert!(sandbox.read("report.json").contains("\"outcome\": \"deadlock\""));
+}
+
+/// These waits would not end: the outer run renews its lock until its command ends.
+#[test]
+fn a_wait_for_the_lock_of_an_outer_run_fails() {
+    let sandbox = Sandbox::new();
+    let ticket = sandbox.run("acquire t --ttl 60s").expect(0).stdout;
+    let by_ticket = format!("--ticket={}", ticket.trim());
+    for (outer, inner) in [
+        (&*by_ticket, "run t -- true"),
+        (&by_ticket, "run a t -- true"),
+        (&by_ticket, "acquire t"),
+        (&by_ticket, "wait t"),
+        ("x --shared", "run x --exclusive -- true"),
+        ("x --exclusive", "run x --shared -- true"),
+        ("x --permits 1", "run x --permits 1 -- true"),
+    ] {
+        let mut command = sandbox.scripted(&format!("run {outer}"), &format!("exec \"$LEASEHOLD\" {inner}"));
+        command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
+        let ended = Outcome::of(command.output().unwrap()).expect(120);
+        assert!(
+            ended.stderr.contains("is held by the `leasehold run` around this command"),
+            "{inner}: {ended:?}"
+        );
+    }
+    // The same lock in another store is another lock.
+    let mut command =
+        sandbox.scripted(&format!("run {by_ticket}"), "exec \"$LEASEHOLD\" -s sqlite:b run t -- true");
+    command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
+    Outcome::of(command.output().unwrap()).expect(0);
 }
 
 #[test]
@@ -104,13 +137,23 @@ fn with_wait_a_deadlock_is_only_printed() {
     }
 }
 
-/// Others may release the lock of a ticket before the command ends, so its command is not stuck with it.
+/// Others may release the lock of a ticket before the command ends, so its command is in no cycle.
 #[test]
-fn a_ticket_is_not_held_until_the_command_ends() {
+fn a_waiter_within_a_ticket_tells_of_no_hold() {
     let sandbox = Sandbox::new();
     let ticket = sandbox.run("acquire x --ttl 60s").expect(0).stdout;
-    let told = |words: &str| sandbox.run_script(words, "echo \"$LEASEHOLD_HOLDS\"").expect(0).stdout;
-    assert_eq!(told(&format!("run --ticket={}", ticket.trim())), "\n");
-    let held = told("run y");
-    assert!(held.contains("\"lock\":\"y\"") && held.contains("\"store\":\"sqlite:"), "{held}");
+    let holder = sandbox.hold("run y", "echo ready; while :; do sleep 0.05; done");
+    let script = "echo ready; exec \"$LEASEHOLD\" run y -- echo \"$LEASEHOLD_HOLDS\"";
+    let mut command = sandbox.scripted(&format!("run --ticket={}", ticket.trim()), script);
+    command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
+    let waiter = Holder::start(command);
+    let shown = || sandbox.run("show y").expect(0).stdout;
+    wait_until("it waits", || shown().contains("waiter 1"));
+    assert!(!shown().contains("holds"), "{}", shown());
+    holder.signal(rustix::process::Signal::TERM);
+    holder.end();
+    let held = waiter.end().expect(0).stdout;
+    for part in ["\"lock\":\"x\"", "\"store\":\"sqlite:", "\"by_ticket\":true"] {
+        assert!(held.contains(part), "{held}");
+    }
 }

@@ -41,12 +41,13 @@ fn an_eviction_kills_all_processes_at_once_and_exits_122() {
     let script = format!("echo $LEASEHOLD_TOKEN > token; {STUBBORN}");
     let holder = sandbox.hold("run x --ttl 9s --report out.json", &script);
     let processes = processes(&sandbox, &holder);
-    sandbox.run(&format!("evict x --token {}", sandbox.read("token").trim())).expect(0);
+    sandbox.run(&format!("evict x --reason stuck --token {}", sandbox.read("token").trim())).expect(0);
     let ended = holder.end().expect(122);
     for process in processes {
         assert!(!is_alive(&process), "{process}");
     }
-    assert!(ended.stderr.contains("error: lock `x`") && ended.stderr.contains("lost"), "{ended:?}");
+    assert!(ended.stderr.contains(") was lost: it was evicted by tester@"), "{ended:?}");
+    assert!(ended.stderr.contains(": stuck\n"), "{ended:?}");
     let report: Value = serde_json::from_str(&sandbox.read("out.json")).unwrap();
     assert_eq!((&report["outcome"], &report["exit_code"]), (&"lost".into(), &122.into()));
     assert_eq!(report["lost_reason"], "ended");

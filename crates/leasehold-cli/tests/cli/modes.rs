@@ -194,7 +194,8 @@ fn another_number_of_permits_or_readers_is_refused_until_a_resize() {
     assert_eq!(sandbox.run("resize render 3").expect(0).stdout, "render has 3 permits; it had 2\n");
     sandbox.run("run -n render --permits 3 -- true").expect(0);
     sandbox.run("run index --shared --readers 2 -- true").expect(0);
-    sandbox.run("run index --exclusive -- true").expect(125);
+    let refused = sandbox.run("run index --exclusive -- true").expect(125).stderr;
+    assert!(refused.contains("to resize it: leasehold resize --readers index 8\n"), "{refused}");
     let resized: Value =
         serde_json::from_str(&sandbox.run("resize index 3 --json").expect(0).stdout).unwrap();
     assert_eq!((&resized["before"], &resized["readers"]), (&2.into(), &3.into()));

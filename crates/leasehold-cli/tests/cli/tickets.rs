@@ -30,6 +30,7 @@ fn acquire_prints_only_a_ticket_that_renew_and_release_accept() {
     // A released ticket is invalid.
     let again = sandbox.run(&format!("renew {ticket}")).expect(1);
     assert!(again.stderr.contains("lost"), "{again:?}");
+    assert!(again.stderr.contains("\n  help: stop the work, and acquire the lock again\n"), "{again:?}");
     sandbox.run(&format!("release {ticket}")).expect(1);
 }
 

@@ -10,7 +10,11 @@ impl LossReason {
     /// has the lock now.
     pub(crate) fn of(grant: Id, history: Option<&[PastGrant]>, seen: Option<HolderInfo>) -> Self {
         let Some(history) = history else { return Self::Deleted };
-        match (end_of(grant, history), taken_over(seen)) {
+        let past = past(grant, history);
+        if let Some(why) = past.and_then(|past| past.evicted.clone()) {
+            return Self::Evicted { why };
+        }
+        match (past.map(|past| past.end), taken_over(seen)) {
             (Some(End::Released | End::Evicted), _) => Self::Ended,
             (Some(End::Limit), _) => Self::Limit,
             (Some(End::Lapsed) | None, Some(taken_over)) => taken_over,
@@ -26,8 +30,8 @@ impl LossReason {
     }
 }
 
-fn end_of(grant: Id, history: &[PastGrant]) -> Option<End> {
-    history.iter().find(|past| past.grant == grant).map(|past| past.end)
+fn past(grant: Id, history: &[PastGrant]) -> Option<&PastGrant> {
+    history.iter().find(|past| past.grant == grant)
 }
 
 /// A lock in a cooldown was not taken over.
@@ -38,7 +42,7 @@ fn taken_over(seen: Option<HolderInfo>) -> Option<LossReason> {
 impl Released {
     /// Returns whether the holder released `grant`, according to the `history`.
     pub(crate) fn of(grant: Id, history: &[PastGrant]) -> Self {
-        match end_of(grant, history) {
+        match past(grant, history).map(|past| past.end) {
             Some(End::Released | End::Limit) => Self::Released,
             Some(End::Lapsed | End::Evicted) | None => Self::AlreadyLost,
         }
@@ -82,7 +86,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::Holder;
+    use crate::types::{Eviction, Holder};
 
     fn id(digit: &str) -> Id {
         digit.repeat(32).parse().unwrap()
@@ -120,6 +124,13 @@ mod tests {
             let found = LossReason::of(id("a"), Some(&history(end)), seen.clone());
             assert_eq!(found.as_str(), reason, "{end:?} {seen:?}");
         }
+        let mut told = history(Some(End::Evicted));
+        told[0].evicted = Some(Eviction::new("bob", "it hangs"));
+        let found = LossReason::of(id("a"), Some(&told), other());
+        assert_eq!(
+            (found.as_str(), found),
+            ("ended", LossReason::Evicted { why: Eviction::new("bob", "it hangs") })
+        );
         assert_eq!(LossReason::of(id("a"), None, None), LossReason::Deleted);
         let others = history(Some(End::Evicted));
         assert_eq!(LossReason::of(id("b"), Some(&others), None), LossReason::EXPIRED, "of another grant");

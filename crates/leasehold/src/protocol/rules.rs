@@ -348,10 +348,7 @@ pub(crate) fn grant(
             ErrorKind::Unsupported,
             "the store has shown no time, so the fencing token of a new lock might not be higher than earlier ones",
         )
-        .with_help(
-            "in a directory, the user may lack the permission to create files; over HTTP, a proxy may remove the Date \
-             header; `leasehold doctor` tells which",
-        ));
+        .with_help("`leasehold doctor` tells why"));
     }
     let token = Token::new(counted.max(by_clock.unwrap_or(0))).ok_or_else(|| {
         Fault::new(

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::name::is_unprintable;
 
 /// The maximum length of a name and of a reason, in characters.
-const MAX_TEXT: usize = 200;
+pub(super) const MAX_TEXT: usize = 200;
 
 /// Who evicted a holder, and why. For people, never for decisions.
 ///

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::eviction::Eviction;
+use super::eviction::{Eviction, MAX_TEXT};
 use super::id::Id;
 use super::name::LockName;
 use super::nested::{HeldLock, Nested};
@@ -92,6 +92,17 @@ impl Eviction {
     pub fn by_this_process(reason: &str) -> Self {
         let Holder { name, host, .. } = Holder::this_process();
         Self::new(&format!("{name}@{host}"), reason)
+    }
+}
+
+/// Writes `alice@ops-1: the machine is gone`.
+impl fmt::Display for Eviction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&printable(&self.by, MAX_TEXT))?;
+        match printable(&self.reason, MAX_TEXT) {
+            reason if reason.is_empty() => Ok(()),
+            reason => write!(f, ": {reason}"),
+        }
     }
 }
 
@@ -517,8 +528,13 @@ pub enum LossReason {
         /// The new holder.
         by: Box<HolderInfo>,
     },
-    /// Another process ended the grant, by an eviction or by a release with its ticket.
+    /// Another process ended the grant, by a release with its ticket, or by an eviction of which the store keeps no more.
     Ended,
+    /// An operator evicted the holder.
+    Evicted {
+        /// Who did so, and why.
+        why: Eviction,
+    },
     /// The record was deleted by hand.
     Deleted,
     /// Another process renewed the grant without a ticket, because this process or its machine was copied while it ran.
@@ -534,7 +550,7 @@ impl LossReason {
         match self {
             Self::Expired { .. } => "expired",
             Self::TakenOver { .. } => "taken_over",
-            Self::Ended => "ended",
+            Self::Ended | Self::Evicted { .. } => "ended",
             Self::Deleted => "deleted",
             Self::RenewedElsewhere => "renewed_elsewhere",
             Self::Limit => "limit",
@@ -552,6 +568,7 @@ impl fmt::Display for Loss {
             }
             LossReason::TakenOver { by } => write!(f, "its lease had lapsed and it is now held by {by}"),
             LossReason::Ended => f.write_str("it was evicted, or released through its ticket"),
+            LossReason::Evicted { why } => write!(f, "it was evicted by {why}"),
             LossReason::Deleted => f.write_str("its record was deleted from the store"),
             LossReason::Limit => f.write_str("it was held for as long as its limit allows (max_hold)"),
             LossReason::RenewedElsewhere => f.write_str(

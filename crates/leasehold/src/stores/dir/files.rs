@@ -101,6 +101,7 @@ impl Directory {
 
     /// Returns the escaped keys that have a folder.
     pub(super) fn keys(&self) -> Result<Vec<String>, Fault> {
+        self.check()?;
         let mut found = Vec::new();
         let mut open = vec![(self.path.clone(), String::new())];
         while let Some((path, beginning)) = open.pop() {

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 
-use futures_util::FutureExt;
+use futures_util::{FutureExt, StreamExt as _};
 use tempfile::TempDir;
 
 use super::*;
@@ -73,6 +73,7 @@ async fn a_directory_that_was_not_prepared_is_refused() {
     for error in [
         register.read("key").await.unwrap_err(),
         register.write("key", Precondition::Absent, "value".into()).await.unwrap_err(),
+        register.list("").next().await.unwrap().unwrap_err(),
     ] {
         assert_eq!(error.fault().kind, ErrorKind::Invalid, "{error:?}");
         assert!(error.fault().help.as_ref().unwrap().contains("leasehold init --store dir:"), "{error:?}");
