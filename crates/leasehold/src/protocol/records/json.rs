@@ -6,13 +6,13 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::stream::{BoxStream, StreamExt};
 
-use super::super::record::{Content, Record, parse, protocol};
+use super::super::record::{Content, Record, RecordState, parse, protocol};
 use super::{Found, Records, Refusal, Written};
 use crate::clock::StoreTime;
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
-use crate::lease::Capabilities;
+use crate::lease::{Capabilities, Id};
 use crate::proof::trust::Trust;
 use crate::proof::{Subject, examine_register};
 use crate::register::{Deleted, Precondition, Register, Version, Write};
@@ -65,6 +65,16 @@ impl Records for JsonRecords {
             Write::Committed(version) => Written::Committed { record: Box::new(record.clone()), version },
             Write::Conflict => Written::Conflict(Refusal::Unexplained),
         })
+    }
+
+    async fn freed(&self, name: &LockName, _claim: Option<Id>) {
+        let mut values = self.register.watch(&key(name));
+        while let Some(value) = values.next().await {
+            match parse(&value) {
+                Ok(Content::Record(record)) if record.state == RecordState::Held => {}
+                _ => return,
+            }
+        }
     }
 
     fn has_lines(&self) -> bool {
