@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::errors::Refusal;
-use super::keys::Keys;
+use super::keys::{Copies, Keys};
 use super::link::Link;
 use super::message::answer;
 use crate::error::{ErrorKind, Fault, StoreError};
@@ -16,26 +16,6 @@ use crate::error::{ErrorKind, Fault, StoreError};
 /// The oldest supported server. The leader of an older cluster can accept two writes that expect the same revision: at
 /// the same time, or right after its election, before it knows all earlier writes.
 const OLDEST: (u64, u64) = (2, 11);
-
-/// What the server publishes a copy of, once it has stored it, and under which subject.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Copies {
-    /// The beginning of the subjects, and what replaces it.
-    replaced: [String; 2],
-}
-
-impl Copies {
-    /// Returns the copies of a new bucket.
-    pub(super) fn made_for(keys: &Keys) -> Self {
-        Self { replaced: ["$KV", "leasehold"].map(|root| format!("{root}.{}.", keys.bucket)) }
-    }
-
-    /// Returns the subject of the copies of messages with `subject`.
-    pub(super) fn of(&self, subject: &str) -> Option<String> {
-        let [from, to] = &self.replaced;
-        subject.strip_prefix(from.as_str()).map(|rest| format!("{to}{rest}"))
-    }
-}
 
 /// The settings and the state of a stream.
 #[derive(Debug, Deserialize)]

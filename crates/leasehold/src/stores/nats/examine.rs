@@ -3,8 +3,8 @@
 use async_nats::HeaderMap;
 
 use super::Bucketed;
-use super::bucket::{self, Bucket, Copies, api};
-use super::keys::Keys;
+use super::bucket::{self, Bucket, api};
+use super::keys::{Copies, Keys};
 use super::link::Link;
 use super::links::Links;
 use super::message::answer;

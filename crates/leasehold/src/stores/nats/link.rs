@@ -9,8 +9,8 @@ use futures_util::stream::{self, BoxStream, StreamExt};
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
-use super::bucket::Copies;
 use super::errors;
+use super::keys::Copies;
 use crate::clock::Moment;
 use crate::error::StoreError;
 use crate::stores::on_demand::Connection;
