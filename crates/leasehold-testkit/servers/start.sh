@@ -435,7 +435,8 @@ redis_is_ready() { [[ $(redis-cli -p "$1" ping 2>/dev/null) == PONG ]]; }
 
 # Sends one request in the protocol of NATS, and waits for the response.
 make_nats_bucket() {
-    local settings='{"name":"KV_'$STORE'","subjects":["$KV.'$STORE'.>"],"max_msgs_per_subject":1,"discard":"new","storage":"file"}'
+    local settings='{"name":"KV_'$STORE'","subjects":["$KV.'$STORE'.>"],"max_msgs_per_subject":1,"discard":"new","storage":"file",
+        "republish":{"src":"$KV.'$STORE'.>","dest":"leasehold.'$STORE'.>"}}'
     {
         printf 'CONNECT {"verbose":false}\r\nSUB made 1\r\nPUB $JS.API.STREAM.CREATE.KV_%s made %d\r\n%s\r\n' \
             "$STORE" "${#settings}" "$settings" >&3 && timeout 5 grep -qm1 '"state"' <&3

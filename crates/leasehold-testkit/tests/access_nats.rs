@@ -26,6 +26,8 @@ const SEED: &str = "SUAOJOA7YKRRA3X67YSX2KRNKHECTT36JCM2N23A7Y4HX4TWMAFZL7QKRE";
 
 /// The least permissions, as the doctor lists them.
 const PUBLISH: &[&str] = &["$JS.API.STREAM.INFO.KV_b", "$JS.API.STREAM.MSG.GET.KV_b", "$KV.b.locks.>"];
+const RESPONSES: &str = "_INBOX.>";
+const COPIES: &str = "leasehold.b.locks.>";
 
 /// A server that only this test uses.
 struct Server {
@@ -212,18 +214,17 @@ async fn a_replaced_password_is_read_for_the_next_connection() {
     store.inspect(&lock()).await.unwrap();
 }
 
-/// Returns the settings of a user who may publish to these subjects.
-fn permitted(publish: &[&str], subscribe: &str) -> String {
-    let publish = publish.iter().map(|subject| format!("\"{subject}\"")).collect::<Vec<_>>().join(", ");
+/// Returns the settings of a user who may publish and subscribe to these subjects.
+fn permitted(publish: &[&str], subscribe: &[&str]) -> String {
     format!(
         "authorization {{ users: [ {{ user: admin, password: admin }}, {{ user: deploy, password: \"p@ss/word\", \
-         permissions: {{ publish: [{publish}], subscribe: [\"{subscribe}\"] }} }} ] }}\n"
+         permissions: {{ publish: {publish:?}, subscribe: {subscribe:?} }} }} ] }}\n"
     )
 }
 
 #[tokio::test]
 async fn a_user_with_the_least_permissions_can_do_everything() {
-    let server = Server::start(&permitted(PUBLISH, "_INBOX.>")).await;
+    let server = Server::start(&permitted(PUBLISH, &[RESPONSES, COPIES])).await;
     init(&server.url("admin:admin@", "")).await;
     let url = server.url("deploy:p%40ss%2Fword@", "");
     let locker = Locker::open(&url).await.unwrap();
@@ -240,6 +241,8 @@ async fn a_user_with_the_least_permissions_can_do_everything() {
         report.findings.iter().filter(|finding| finding.verdict == CheckStatus::Failed).collect();
     assert!(failed.is_empty(), "{failed:?}");
     assert_eq!(report.finding("durability").unwrap().verdict, CheckStatus::Warning, "one server");
+    let notifications = report.finding("notifications").unwrap();
+    assert!(notifications.seen.contains("at once"), "{notifications:?}");
     // With another prefix, the user may do nothing.
     let elsewhere = url.replace("prefix=locks", "prefix=others");
     assert_eq!(refused(&elsewhere).await.kind(), ErrorKind::Denied);
@@ -256,8 +259,8 @@ async fn each_permission_that_the_doctor_lists_is_needed() {
     for dropped in 0..=PUBLISH.len() {
         let publish: Vec<_> =
             PUBLISH.iter().enumerate().filter(|(n, _)| *n != dropped).map(|(_, subject)| *subject).collect();
-        let subscribe = if dropped == PUBLISH.len() { "else" } else { "_INBOX.>" };
-        let server = Server::start(&permitted(&publish, subscribe)).await;
+        let subscribe = if dropped == PUBLISH.len() { COPIES } else { RESPONSES };
+        let server = Server::start(&permitted(&publish, &[subscribe])).await;
         init(&server.url("admin:admin@", "")).await;
         let url = server.url("deploy:p%40ss%2Fword@", "");
         assert_eq!(refused(&url).await.kind(), ErrorKind::Denied, "{publish:?} {subscribe}");
@@ -265,6 +268,24 @@ async fn each_permission_that_the_doctor_lists_is_needed() {
         assert!(report.findings.iter().any(|finding| finding.verdict == CheckStatus::Failed), "{report:?}");
         assert!(format!("{report:?}").contains("publish: $JS.API.STREAM.INFO.KV_b"), "{report:?}");
     }
+}
+
+#[tokio::test]
+async fn a_user_who_may_not_be_notified_polls() {
+    let server = Server::start(&permitted(PUBLISH, &[RESPONSES])).await;
+    init(&server.url("admin:admin@", "")).await;
+    let url = server.url("deploy:p%40ss%2Fword@", "");
+    let locker = Locker::open(&url).await.unwrap();
+    for _ in 0..2 {
+        let guard = locker.lock("lock").acquire().await.unwrap();
+        let waiting = waiter(&url, &guard).await;
+        guard.release().await.unwrap();
+        waiting.await.unwrap();
+    }
+    let report = locker.examine(&Examination::default()).await;
+    let notifications = report.finding("notifications").unwrap();
+    assert_eq!(notifications.verdict, CheckStatus::Warning, "{notifications:?}");
+    assert!(notifications.help[0].contains(COPIES), "{notifications:?}");
 }
 
 /// A bucket may be shared with other programs.

@@ -93,7 +93,11 @@ mod leases;
 mod line_postgres;
 #[cfg(feature = "http")]
 mod lost_responses_http;
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "nats", feature = "postgres", feature = "redis"))]
+#[cfg_attr(
+    not(feature = "chaos"),
+    allow(dead_code, unused_macros, reason = "not every store needs all of it")
+)]
 mod notified;
 #[cfg(all(feature = "azure", feature = "gcs", feature = "s3"))]
 mod objects;

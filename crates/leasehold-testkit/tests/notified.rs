@@ -1,4 +1,4 @@
-//! Waiters on PostgreSQL and Redis are notified of a release. They cannot poll here, because no pause ends on their
+//! Waiters on NATS, PostgreSQL and Redis are notified of a release. They cannot poll here, because no pause ends on their
 //! clock.
 
 use std::future::pending;
@@ -258,6 +258,107 @@ mod promotion {
         }
         replicate(replica.url(), None).await;
         listened(replica.url(), "1").await;
+        holder.release(&mut grant, None).await.unwrap();
+        within("the waiter", first).await.unwrap();
+    }
+}
+
+#[cfg(feature = "nats")]
+mod copies {
+    use std::time::Duration;
+
+    use leasehold::Locker;
+    use leasehold::doctor::Examination;
+    use leasehold_testkit::conformance::Harness;
+    use leasehold_testkit::launch::Launched;
+    use leasehold_testkit::servers::through;
+    use leasehold_testkit::stores::nats::{NatsServer, create};
+    use leasehold_testkit::tcp_proxy::{Answers, Wire};
+    use serde_json::json;
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    /// A clock on which the short pauses end in which a waiter joins the line, and no longer one.
+    #[derive(Debug, Default)]
+    struct ShortPauses {
+        /// The waiter no longer polls.
+        ended: Notify,
+    }
+
+    #[async_trait]
+    impl Clock for ShortPauses {
+        fn now(&self) -> Moment {
+            SystemClock.now()
+        }
+
+        async fn sleep(&self, duration: Duration) {
+            if duration > Duration::from_millis(30) {
+                // Longer ones are the time limits of requests.
+                if duration < Duration::from_millis(250) {
+                    self.ended.notify_one();
+                }
+                pending::<()>().await;
+            }
+            SystemClock.sleep(duration).await;
+        }
+    }
+
+    /// Starts a process that waits. Returns when it no longer polls.
+    async fn silent_waiter(url: &str, observer: &dyn LeaseStore) -> Waiting {
+        let clock = Arc::<ShortPauses>::default();
+        let waiting = waiter(url, Env::seeded(clock.clone(), 1), observer, 0).await;
+        within("the end of the polls", clock.ended.notified()).await;
+        waiting
+    }
+
+    #[tokio::test]
+    async fn a_change_on_nats_wakes_the_waiter() {
+        let fresh = stores::fresh("nats");
+        let holder = opened(fresh.url(), Env::system()).await;
+        for change in ["release", "eviction", "deletion"] {
+            let mut grant = granted(&*holder).await;
+            let first = silent_waiter(fresh.url(), &*holder).await;
+            match change {
+                "release" => drop(holder.release(&mut grant, None).await.unwrap()),
+                "eviction" => drop(holder.evict(&lock(), grant.token, None).await.unwrap()),
+                _ => fresh.delete_record(&lock()).await,
+            }
+            let (store, mut grant, asked) = within(change, first).await.unwrap();
+            assert!(asked <= 3, "{change}: {asked} requests");
+            store.release(&mut grant, None).await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_waiter_whose_connection_to_nats_breaks_polls() {
+        let fresh = stores::fresh("nats");
+        let wire = Wire::to(&fresh.server().address()).await;
+        let holder = opened(fresh.url(), Env::system()).await;
+        let mut grant = granted(&*holder).await;
+        let first = silent_waiter(&through(fresh.url(), wire.address()), &*holder).await;
+        wire.let_answers(Answers::AreLost);
+        holder.release(&mut grant, None).await.unwrap();
+        wire.until_lost().await;
+        wire.let_answers(Answers::Arrive);
+        within("the waiter", first).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn without_copies_in_the_bucket_waiters_poll() {
+        let folder = tempfile::tempdir().unwrap();
+        let server = Launched::start(&NatsServer, folder.path()).await.unwrap();
+        let notifications = async |url: &str| {
+            let report = Locker::open(url).await.unwrap().examine(&Examination::default()).await;
+            report.finding("notifications").unwrap().seen.clone()
+        };
+        assert!(notifications(server.url()).await.contains("at once"));
+        let url = server.url().replace("leasehold-chaos", "plain");
+        create(&url, json!({ "max_msgs_per_subject": 1 })).await;
+        assert!(notifications(&url).await.contains("poll"));
+        let holder = opened(&url, Env::system()).await;
+        let mut grant = granted(&*holder).await;
+        let first = waiter(&url, Env::system(), &*holder, 0).await;
         holder.release(&mut grant, None).await.unwrap();
         within("the waiter", first).await.unwrap();
     }

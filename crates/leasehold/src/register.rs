@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::stream::BoxStream;
+use futures_util::stream::{self, BoxStream, StreamExt};
 
 pub use self::body::{Body, Head, Metadata};
 use crate::clock::StoreTime;
@@ -130,6 +130,16 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     /// ends the listing.
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>>;
 
+    /// Returns the values that are written to `key` from now on, each after a read returns it, so that a waiter learns of a
+    /// release at once. A deleted key counts as an empty value. Values may be missing, because waiters poll too. The stream
+    /// ends when it may have missed some, such as after a lost connection. Reports none by default.
+    ///
+    /// The stream must not hold what requests need, because the caller may keep it for long without polling it.
+    fn watch(&self, key: &str) -> BoxStream<'_, Bytes> {
+        let _ = key;
+        stream::pending().boxed()
+    }
+
     /// Returns the version that a write of these bytes gives, if it depends only on the bytes, so that another write of
     /// the same bytes gives the same version. Returns `None` by default.
     fn version_of(&self, bytes: &[u8]) -> Option<Version> {
@@ -211,6 +221,9 @@ impl<R: Register + ?Sized> Register for Arc<R> {
     }
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
         (**self).list(prefix)
+    }
+    fn watch(&self, key: &str) -> BoxStream<'_, Bytes> {
+        (**self).watch(key)
     }
     fn version_of(&self, bytes: &[u8]) -> Option<Version> {
         (**self).version_of(bytes)

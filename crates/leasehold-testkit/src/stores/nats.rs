@@ -293,7 +293,11 @@ impl Launch for NatsServer {
 
     async fn make_store(&self, address: &str) -> io::Result<String> {
         let url = format!("nats://{address}/{STORE}");
-        let made = create(&url, serde_json::json!({ "max_msgs_per_subject": 1, "storage": "file" })).await;
+        let republish =
+            serde_json::json!({ "src": format!("$KV.{STORE}.>"), "dest": format!("leasehold.{STORE}.>") });
+        let settings =
+            serde_json::json!({ "max_msgs_per_subject": 1, "storage": "file", "republish": republish });
+        let made = create(&url, settings).await;
         match made["error"].as_object() {
             None => Ok(url),
             Some(error) => Err(io::Error::other(format!("NATS is not ready: {error:?}"))),

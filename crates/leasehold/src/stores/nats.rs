@@ -18,7 +18,8 @@ use std::time::Duration;
 use async_nats::HeaderMap;
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::stream::{BoxStream, StreamExt, TryStreamExt};
+use futures_util::FutureExt;
+use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -232,6 +233,16 @@ impl Register for Bucketed {
             Ok(value.is_some_and(|value| value.len() <= MAX_VALUE_BYTES).then_some(key))
         };
         keys.map(with_value).buffered(READS).try_filter_map(|key| std::future::ready(Ok(key))).boxed()
+    }
+
+    fn watch(&self, key: &str) -> BoxStream<'_, Bytes> {
+        let subject = self.keys.subject(key);
+        let watched = async move {
+            let watch = |links: Arc<Links>| async move { links.watch(&subject).await };
+            // Without a connection, the next read opens one.
+            self.worker.run(watch).await.flatten().unwrap_or_else(|_| stream::empty().boxed())
+        };
+        watched.flatten_stream().boxed()
     }
 
     fn store_time(&self) -> Option<StoreTime> {

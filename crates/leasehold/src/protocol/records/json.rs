@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::stream::{BoxStream, StreamExt};
+use futures_util::stream::{BoxStream, Stream, StreamExt};
 
-use super::super::record::{Content, Record, parse, protocol};
+use super::super::record::{Content, Record, RecordState, parse, protocol};
 use super::{Found, Records, Refusal, Written};
 use crate::clock::StoreTime;
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
-use crate::lease::Capabilities;
+use crate::lease::{Capabilities, Id};
 use crate::proof::trust::Trust;
 use crate::proof::{Subject, examine_register};
 use crate::register::{Deleted, Precondition, Register, Version, Write};
@@ -65,6 +65,10 @@ impl Records for JsonRecords {
             Write::Committed(version) => Written::Committed { record: Box::new(record.clone()), version },
             Write::Conflict => Written::Conflict(Refusal::Unexplained),
         })
+    }
+
+    async fn freed(&self, name: &LockName, _claim: Option<Id>) {
+        until_free(self.register.watch(&key(name))).await;
     }
 
     fn has_lines(&self) -> bool {
@@ -137,6 +141,16 @@ impl Records for JsonRecords {
     }
 }
 
+/// Waits for a value that is no held record, or for the end of the values.
+async fn until_free(mut values: impl Stream<Item = Bytes> + Unpin) {
+    while let Some(value) = values.next().await {
+        match parse(&value) {
+            Ok(Content::Record(record)) if record.state == RecordState::Held => {}
+            _ => return,
+        }
+    }
+}
+
 fn key(name: &LockName) -> String {
     format!("{name}{SUFFIX}")
 }
@@ -148,4 +162,27 @@ fn line_key(name: &LockName) -> String {
 fn at_key(mut fault: Fault, key: &str) -> Fault {
     fault.message = format!("{}: {}", key, fault.message);
     fault
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::{FutureExt, stream};
+
+    use super::*;
+
+    #[test]
+    fn a_held_record_wakes_no_waiter() {
+        let held = include_str!("../../../tests/records/1-awaited.json");
+        let free = include_str!("../../../tests/records/1-free.json");
+        let wake = |values: Vec<&'static str>| {
+            let values = stream::iter(values).map(Bytes::from).chain(stream::pending());
+            until_free(values).now_or_never().is_some()
+        };
+        assert!(!wake(vec![held, held]));
+        // A deleted key, and another program's value.
+        for value in [free, "", "theirs"] {
+            assert!(wake(vec![held, value]), "{value:?}");
+        }
+        assert!(until_free(stream::empty()).now_or_never().is_some(), "values may have been missed");
+    }
 }

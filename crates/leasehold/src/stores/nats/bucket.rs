@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::errors::Refusal;
-use super::keys::Keys;
+use super::keys::{Copies, Keys};
 use super::link::Link;
 use super::message::answer;
 use crate::error::{ErrorKind, Fault, StoreError};
@@ -94,6 +94,14 @@ impl Bucket {
         self.number("num_replicas")
     }
 
+    /// Returns which copies the server publishes, if they have the values.
+    pub(super) fn copies(&self) -> Option<Copies> {
+        let setting = &self.config["republish"];
+        let beginning = |pattern: &str| Some(setting[pattern].as_str()?.strip_suffix('>')?.to_owned());
+        let replaced = [beginning("src")?, beginning("dest")?];
+        (setting["headers_only"] != true).then_some(Copies { replaced })
+    }
+
     /// Fails if the bucket can lose locks, or if its leader is too old. During an upgrade of a cluster, the client may
     /// be connected to a newer server.
     pub(super) fn check(&self, keys: &Keys) -> Result<(), Fault> {
@@ -142,8 +150,10 @@ impl Bucket {
     }
 }
 
-/// The settings of a new bucket: those that NATS's own clients give a bucket. Its revisions begin with `first`.
+/// The settings of a new bucket: those that NATS's own clients give a bucket, and copies for waiters. Its revisions
+/// begin with `first`.
 pub(super) fn settings(keys: &Keys, replicas: u64, first: u64) -> Value {
+    let [from, to] = Copies::made_for(keys).replaced;
     json!({
         "name": keys.stream(),
         "description": "locks of leasehold",
@@ -160,6 +170,8 @@ pub(super) fn settings(keys: &Keys, replicas: u64, first: u64) -> Value {
         "allow_rollup_hdrs": true,
         "allow_direct": true,
         "first_seq": first,
+        // A subscription to the keys themselves would receive a write before it is stored, and refused ones too.
+        "republish": { "src": format!("{from}>"), "dest": format!("{to}>") },
     })
 }
 
@@ -177,6 +189,25 @@ mod tests {
             config[name] = value.clone();
         }
         Bucket { config, cluster: None, ts: None, state: State::default(), total: 0 }.check(&keys)
+    }
+
+    #[test]
+    fn copies_are_those_of_the_settings() {
+        let keys = Keys::below("b", "p");
+        let copies = |change: fn(&mut Value)| {
+            let mut config = settings(&keys, 3, 1);
+            change(&mut config["republish"]);
+            let bucket = Bucket { config, cluster: None, ts: None, state: State::default(), total: 0 };
+            bucket.copies().and_then(|copies| copies.of("$KV.b.p.a/b.lock"))
+        };
+        assert_eq!(copies(|_| ()).as_deref(), Some("leasehold.b.p.a/b.lock"));
+        assert_eq!(
+            copies(|setting| *setting = json!({ "src": ">", "dest": "c.>" })).as_deref(),
+            Some("c.$KV.b.p.a/b.lock")
+        );
+        assert_eq!(copies(|setting| *setting = Value::Null), None);
+        assert_eq!(copies(|setting| setting["src"] = json!("$KV.b.q.>")), None);
+        assert_eq!(copies(|setting| setting["headers_only"] = json!(true)), None);
     }
 
     #[test]

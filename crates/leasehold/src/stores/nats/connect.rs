@@ -38,8 +38,9 @@ impl Connector {
     pub(super) async fn connect(&self, env: &Env) -> Result<(Link, Result<Bucket, Refusal>), StoreError> {
         let connect = |host| async move {
             let connecting = async {
-                let link = self.connect_to(host).await?;
+                let mut link = self.connect_to(host).await?;
                 let answer = bucket::ask(&link, &self.location.keys).await?;
+                link.copies = answer.as_ref().ok().and_then(Bucket::copies);
                 Ok((link, answer))
             };
             let connected = timeout(&*env.clock, CONNECT_LIMIT, connecting).await;
@@ -84,6 +85,8 @@ fn options(location: &Location) -> Result<ConnectOptions, Error> {
         .max_reconnects(1)
         .ignore_discovered_servers()
         .request_timeout(None)
+        // Of values that a waiter has not looked at yet. It misses more of them.
+        .subscription_capacity(16)
         .connection_timeout(CONNECT_LIMIT)
         .require_tls(is_required)
         // Also for a server that demands TLS, although the store URL does not.

@@ -100,10 +100,10 @@ fn is_about_publishing(text: &str) -> bool {
     text.contains("for Publish to")
 }
 
-/// Returns whether the error `text` of the server is about a request to `subject`.
+/// Returns whether the error `text` of the server is about `subject`, or about all responses.
 pub(super) fn concerns(text: &str, subject: &str) -> bool {
     let is_denial = text.to_ascii_lowercase().contains("permissions violation");
-    is_denial && (!is_about_publishing(text) || text.contains(&format!("\"{subject}\"")))
+    is_denial && (text.contains("\"_INBOX.") || text.contains(&format!("\"{subject}\"")))
 }
 
 /// Returns the error of a request without a response.
@@ -140,5 +140,23 @@ pub(super) fn of_connection(error: &ConnectError, host: &str) -> Fault {
         }
         _ => Fault::unavailable(message)
             .with_help("is the server running, are the host and port right, and does it demand TLS or client certificates?"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_denial_fails_only_requests_that_need_the_permission() {
+        let text = |what: &str, subject: &str| format!("Permissions Violation for {what} to {subject:?}");
+        for (text, is_ours) in [
+            (text("Publish", "$KV.b.a.lock"), true),
+            (text("Publish", "$KV.b.a.lock.b"), false),
+            (text("Subscription", "_INBOX.x.*"), true),
+            (text("Subscription", "leasehold.b.a.lock"), false),
+        ] {
+            assert_eq!(concerns(&text, "$KV.b.a.lock"), is_ours, "{text}");
+        }
     }
 }

@@ -4,7 +4,8 @@ use async_nats::HeaderMap;
 
 use super::Bucketed;
 use super::bucket::{self, Bucket, api};
-use super::keys::Keys;
+use super::keys::{Copies, Keys};
+use super::link::Link;
 use super::links::Links;
 use super::message::answer;
 use crate::diagnosis::{CheckStatus, Examined, Finding};
@@ -19,16 +20,19 @@ impl Bucketed {
         let least_permissions = least_permissions(&self.keys);
         let mut examined = Examined { least_permissions, ..Examined::default() };
         let asked = self.worker.run(|links| async move {
-            let (_, bucket) = links.connector.connect(&links.env).await?;
-            bucket.map_err(|refusal| refusal.error(&links.connector.location.keys.bucket))
+            let (link, bucket) = links.connector.connect(&links.env).await?;
+            let keys = &links.connector.location.keys;
+            let bucket = bucket.map_err(|refusal| refusal.error(&keys.bucket))?;
+            Ok((bucket, notifications(&link, keys).await))
         });
         let budget = RetryBudget::of_question(&self.env);
         match budget.request(async { asked.await? }).await {
-            Ok(bucket) => {
+            Ok((bucket, notifications)) => {
                 let good =
                     bucket.check(&self.keys).map(|()| "the bucket keeps every key until it is deleted");
                 examined.push(Finding::required("bucket", good));
                 examined.push(durability(bucket.replicas()));
+                examined.push(notifications);
             }
             Err(error) if error.fault().kind == ErrorKind::Denied => {
                 examined.push(Finding::of_error("permission-bucket", CheckStatus::Failed, &error));
@@ -58,12 +62,30 @@ fn durability(replicas: i64) -> Finding {
     .with_help(SYNC)
 }
 
+/// Checks whether the user may receive the copies of writes.
+async fn notifications(link: &Link, keys: &Keys) -> Finding {
+    const CHECK: &str = "notifications";
+    let copied = |subject: &str| link.copies.as_ref()?.of(subject);
+    let subjects = copied(&keys.subject(".leasehold-probe-copies")).zip(copied(&keys.all()));
+    let Some((copy, all)) = subjects else {
+        return Finding::passed(CHECK, "the bucket has no `republish`: waiters poll, at least every 0.5 s");
+    };
+    match link.rehearse(api("INFO", keys), copy).await {
+        Ok(()) => Finding::passed(CHECK, "a release wakes the first waiter at once"),
+        Err(error) if error.fault().kind == ErrorKind::Denied => {
+            Finding::warning(CHECK, &*error.fault().message)
+                .with_help(format!("permit the user to subscribe to {all}: until then, waiters poll"))
+        }
+        Err(error) => Finding::of_error(CHECK, CheckStatus::Warning, &error),
+    }
+}
+
 fn least_permissions(keys: &Keys) -> Vec<String> {
     let [info, get] = ["INFO", "MSG.GET"].map(|operation| api(operation, keys));
     vec![
         "the minimum that leasehold needs, as permissions of a user of NATS:".to_owned(),
         format!("publish: {info}, {get}, {}", keys.all()),
-        "subscribe: _INBOX.>".to_owned(),
+        format!("subscribe: _INBOX.>, {}", Copies::made_for(keys).of(&keys.all()).unwrap_or_default()),
         format!("and publish: {} for `leasehold init`", api("CREATE", keys)),
     ]
 }

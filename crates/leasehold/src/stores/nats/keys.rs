@@ -48,6 +48,26 @@ impl Keys {
     }
 }
 
+/// What the server publishes a copy of, once it has stored it, and under which subject.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Copies {
+    /// The beginning of the subjects, and what replaces it.
+    pub(super) replaced: [String; 2],
+}
+
+impl Copies {
+    /// Returns the copies of a new bucket.
+    pub(super) fn made_for(keys: &Keys) -> Self {
+        Self { replaced: ["$KV", "leasehold"].map(|root| format!("{root}.{}.", keys.bucket)) }
+    }
+
+    /// Returns the subject of the copies of messages with `subject`.
+    pub(super) fn of(&self, subject: &str) -> Option<String> {
+        let [from, to] = &self.replaced;
+        subject.strip_prefix(from.as_str()).map(|rest| format!("{to}{rest}"))
+    }
+}
+
 fn encoded(key: &str) -> String {
     let mut text = utf8_percent_encode(key, ENCODED).to_string().replace('%', "=");
     if text.starts_with('.') {

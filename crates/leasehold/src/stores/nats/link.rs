@@ -5,10 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_nats::{Client, Event, HeaderMap, Request, ServerError};
 use bytes::Bytes;
+use futures_util::stream::{self, BoxStream, StreamExt};
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
 use super::errors;
+use super::keys::Copies;
 use crate::clock::Moment;
 use crate::error::StoreError;
 use crate::stores::on_demand::Connection;
@@ -22,11 +24,14 @@ pub(super) struct Events {
     /// The server's error messages. `None` when the connection is lost.
     sender: broadcast::Sender<Option<String>>,
     is_lost: AtomicBool,
+    /// Whether the user may not receive copies. Each attempt would be an error in the server's log.
+    is_watch_refused: AtomicBool,
 }
 
 impl Default for Events {
     fn default() -> Self {
-        Self { sender: broadcast::channel(EVENTS).0, is_lost: AtomicBool::default() }
+        let sender = broadcast::channel(EVENTS).0;
+        Self { sender, is_lost: AtomicBool::default(), is_watch_refused: AtomicBool::default() }
     }
 }
 
@@ -43,6 +48,22 @@ impl Events {
         // There is no receiver while no request waits.
         let _ = self.sender.send(event);
     }
+
+    /// Waits until the server refuses, from now on, what concerns `subject`, because of a missing permission. It reports
+    /// that beside the responses. Returns its message, or `None` when the connection is lost.
+    fn refusal(self: &Arc<Self>, subject: &str) -> impl Future<Output = Option<String>> + use<> {
+        let (this, subject, mut events) = (self.clone(), subject.to_owned(), self.sender.subscribe());
+        async move {
+            while !this.is_lost.load(Ordering::SeqCst) {
+                match events.recv().await {
+                    Ok(Some(text)) if errors::concerns(&text, &subject) => return Some(text),
+                    Ok(Some(_)) | Err(RecvError::Lagged(_)) => {}
+                    _ => break,
+                }
+            }
+            None
+        }
+    }
 }
 
 /// An open connection. It is closed when this is dropped.
@@ -52,8 +73,17 @@ pub(super) struct Link {
     events: Arc<Events>,
     /// The server, for messages.
     pub(super) host: String,
+    /// What the server publishes copies of.
+    pub(super) copies: Option<Copies>,
     /// When the bucket was last asked for.
     asked: Mutex<Option<Moment>>,
+}
+
+impl Drop for Link {
+    /// Ends what still waits for copies, which keeps the connection open.
+    fn drop(&mut self) {
+        self.events.note(Event::Closed);
+    }
 }
 
 impl Connection for Link {
@@ -64,7 +94,7 @@ impl Connection for Link {
 
 impl Link {
     pub(super) fn new(client: Client, events: Arc<Events>, host: String) -> Self {
-        Self { client, events, host, asked: Mutex::default() }
+        Self { client, events, host, copies: None, asked: Mutex::default() }
     }
 
     pub(super) fn asked(&self) -> MutexGuard<'_, Option<Moment>> {
@@ -72,33 +102,60 @@ impl Link {
     }
 
     /// Sends one request. Returns the payload of the response. Ends without a response if the connection is lost, or if
-    /// the server refuses the request because of a missing permission: it reports that beside the responses.
+    /// the server refuses the request because of a missing permission.
     pub(super) async fn request(
         &self,
         subject: String,
         headers: HeaderMap,
         payload: Bytes,
     ) -> Result<Bytes, StoreError> {
-        let mut events = self.events.sender.subscribe();
+        let refusal = self.events.refusal(&subject);
+        let request = Request::new().headers(headers).payload(payload);
+        self.response(subject, request, refusal).await
+    }
+
+    /// Sends a question whose response arrives in the place of a copy of a message. Fails if the user may not receive
+    /// copies.
+    pub(super) async fn rehearse(&self, question: String, copy: String) -> Result<(), StoreError> {
+        let refusal = self.events.refusal(&copy);
+        self.response(question, Request::new().inbox(copy), refusal).await.map(drop)
+    }
+
+    async fn response(
+        &self,
+        subject: String,
+        request: Request,
+        refusal: impl Future<Output = Option<String>>,
+    ) -> Result<Bytes, StoreError> {
         if !self.is_open() {
             return Err(errors::lost().not_applied());
         }
-        let refused = async {
-            loop {
-                match events.recv().await {
-                    Ok(Some(text)) if errors::concerns(&text, &subject) => return errors::denied(&text),
-                    Ok(Some(_)) | Err(RecvError::Lagged(_)) if self.is_open() => {}
-                    _ => return errors::lost().maybe_applied(),
-                }
-            }
-        };
-        let request = Request::new().headers(headers).payload(payload).timeout(None);
         tokio::select! {
             biased;
-            response = self.client.send_request(subject.clone(), request) => {
+            response = self.client.send_request(subject.clone(), request.timeout(None)) => {
                 response.map(|response| response.payload).map_err(|error| errors::of_request(&error, &subject))
             }
-            error = refused => Err(error),
+            refused = refusal => Err(match refused {
+                Some(text) => errors::denied(&text),
+                None => errors::lost().maybe_applied(),
+            }),
         }
+    }
+
+    /// Returns the values that are written with `subject` from now on, from the copies that the server publishes. Reports
+    /// none if it publishes none, or if the user may not receive them. Ends with the connection.
+    pub(super) async fn watch(&self, subject: &str) -> Result<BoxStream<'static, Bytes>, StoreError> {
+        let is_refused = self.events.is_watch_refused.load(Ordering::SeqCst);
+        let copy = self.copies.as_ref().and_then(|copies| copies.of(subject));
+        let Some(copy) = copy.filter(|_| !is_refused) else { return Ok(stream::pending().boxed()) };
+        let (events, refusal) = (self.events.clone(), self.events.refusal(&copy));
+        let copies = self.client.subscribe(copy).await.map_err(|_| errors::lost().not_applied())?;
+        let end = async move {
+            if refusal.await.is_some() {
+                events.is_watch_refused.store(true, Ordering::SeqCst);
+                std::future::pending::<()>().await;
+            }
+        };
+        Ok(copies.map(|copy| copy.payload).take_until(end).boxed())
     }
 }

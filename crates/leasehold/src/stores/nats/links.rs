@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_nats::HeaderMap;
 use bytes::Bytes;
+use futures_util::stream::BoxStream;
 
 use super::bucket::{self, Bucket};
 use super::connect::Connector;
@@ -80,6 +81,14 @@ impl Links {
                 links.current.give_up(&link);
             }
         });
+    }
+
+    /// Returns the values that are written with `subject` from now on.
+    pub(super) async fn watch(
+        self: &Arc<Self>,
+        subject: &str,
+    ) -> Result<BoxStream<'static, Bytes>, StoreError> {
+        self.link().await?.watch(subject).await
     }
 
     pub(super) fn close(&self) {
