@@ -19,7 +19,7 @@ use clap_complete::engine::ArgValueCompleter;
 
 pub(crate) use self::groups::command;
 pub(crate) use self::listing::{LsArgs, SweepArgs};
-pub(crate) use self::objects::{ObjectArgs, PutArgs, UpdateArgs};
+pub(crate) use self::objects::{GetArgs, ObjectArgs, PutArgs, UpdateArgs};
 pub(crate) use self::running::{
     CommandArgs, ElectArgs, IN_VARIABLE, OnExit, OnLost, OnceArgs, ReportArgs, RunArgs,
 };
@@ -124,6 +124,8 @@ pub(crate) enum Subcommand {
     Resize(ResizeArgs),
     /// Delete the records of locks that have been free for a long time
     Sweep(SweepArgs),
+    /// Print the content of an object
+    Get(GetArgs),
     /// Replace an object by the output of a command; retry on a conflict
     Update(UpdateArgs),
     /// Write an object unless a higher token has already written it

@@ -1,4 +1,4 @@
-//! The object of `update` and `put`.
+//! The object of `get`, `update` and `put`.
 
 use leasehold::url::StoreUrl;
 use leasehold::{ErrorKind, Object, Token};
@@ -23,7 +23,8 @@ impl Target {
         };
         let shown = StoreUrl::parse(url).map_err(|_| {
             Failure::usage(format!("{:?} is not an object URL", without_secrets(url))).with_help(
-                "an object URL is like s3://my-bucket/path/counter.json or dir:/srv/data/counter.json",
+                "an object URL is like s3://my-bucket/path/counter.json or dir:/srv/data/counter.json; --store is \
+                 not used for objects",
             )
         })?;
         let object = Object::open(url).await.map_err(|error| match error.kind() {

@@ -30,7 +30,7 @@ const OPTIONS: [(&[&str], &str); 10] = [
 const SUBCOMMANDS: [(&[&str], &str); 12] = [
     (&["list", "locks"], "to list locks: leasehold ls"),
     (
-        &["status", "info", "describe", "inspect", "state", "get", "holder", "who"],
+        &["status", "info", "describe", "inspect", "state", "holder", "who"],
         "to see one lock: leasehold show LOCK; to see all: leasehold ls",
     ),
     (

@@ -144,11 +144,15 @@ fn objects_on(sandbox: &Sandbox, folder: &str) {
     let url = below(folder, "counter.txt");
     let update = |words: &str, script: &str| sandbox.run_script(&format!("update {url} {words}"), script);
     let content = || update("", "cat >content; exit 3").expect(3);
+    let missing = sandbox.run(&format!("get {url}")).expect(1);
+    assert!(missing.stderr.contains("there is no object"), "{missing:?}");
     // The object is created, changed, and left unchanged in each possible way.
     let created = update("", "echo exists $LEASEHOLD_OBJECT_EXISTS; cat").expect(0);
     assert!(created.stdout.starts_with("updated ") && created.stdout.contains("counter.txt"), "{created:?}");
-    content();
-    assert_eq!(sandbox.read("content"), "exists 0\n");
+    let get = |words: &str| sandbox.run(&format!("get {url} {words}"));
+    assert_eq!(get("").expect(0).stdout, "exists 0\n");
+    let found: serde_json::Value = serde_json::from_str(&get("--json").expect(0).stdout).unwrap();
+    assert_eq!((&found["bytes"], &found["content"]), (&9.into(), &"ZXhpc3RzIDAK".into()), "{found}");
     let written = update("--json", "echo $LEASEHOLD_OBJECT_EXISTS; cat").expect(0).stdout;
     let written: serde_json::Value = serde_json::from_str(&written).unwrap();
     assert_eq!((&written["written"], &written["bytes"]), (&true.into(), &11.into()), "{written}");

@@ -367,8 +367,7 @@ fn the_state_is_in_a_directory() {
         support::send(killed.guardian(), Signal::KILL);
         killed.signal(Signal::KILL);
         team.go("one");
-        let next = team.start("two", "--ttl 3s --wait 60s", &APPLY);
-        next.end().expect(0);
+        team.run("two", &["apply", "-auto-approve", "-no-color", "-lock-timeout=60s"], 0);
         assert_eq!(team.value("two"), "2");
     }
 }

@@ -443,7 +443,8 @@ pub struct RegisterCapabilities {
     /// write. If this is `true` by mistake, a lock is granted to several holders and nothing reports it. If in doubt, it is
     /// `false`, and [`identity`](Register::identity) is implemented.
     pub trusted: bool,
-    /// Whether versions are decimal numbers that rise with every write of a key, even if it was deleted in between.
+    /// Whether versions are decimal numbers that rise with every write of a key, even if it was deleted in between. A `-` and
+    /// anything after it may follow the number.
     pub generations: bool,
     /// How many bytes of [`Metadata::user`] it stores with an object, names and values together. `None` if it stores no
     /// metadata. Records of locks have none. A [fenced write](crate::fence) needs it.

@@ -14,7 +14,7 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ("See locks", &["ls", "show", "history", "wait"]),
     ("Hold a lock across several commands", &["acquire", "renew", "release"]),
     ("Change locks by hand", &["evict", "resize", "sweep"]),
-    ("Write objects", &["update", "put"]),
+    ("Read and write objects", &["get", "update", "put"]),
     ("Prepare and serve a store", &["init", "doctor", "serve", "agent"]),
     ("Help", &["help", "man", "completions"]),
 ];

@@ -1,4 +1,4 @@
-//! The arguments of `update` and `put`.
+//! The arguments of `get`, `update` and `put`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -8,6 +8,20 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueHint};
 
 use super::duration;
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Prints the bytes as they are. With --json, `content` has them in base64. Exits with 1 if there is no \
+object.
+
+Example:
+  leasehold get dir:/srv/data/counter.json"
+)]
+pub(crate) struct GetArgs {
+    /// URL of the object, as for `leasehold update`
+    #[arg(value_name = "OBJECT")]
+    pub(crate) object: OsString,
+}
 
 #[derive(Debug, Args)]
 #[command(

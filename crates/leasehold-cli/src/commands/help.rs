@@ -100,7 +100,8 @@ All other subcommands:
   0     success
   1     negative result: the lock of the ticket is lost (renew, release); the
         lock is not held with that token (evict); a higher token wrote the
-        object (put); the store is not safe for locks (doctor)
+        object (put); there is no object (get); the store is not safe for locks
+        (doctor)
   2     the command line is wrong
   120, 123, 124, 125, 128 + signal   as above. After SIGTERM, serve exits with 0
 

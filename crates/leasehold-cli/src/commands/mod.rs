@@ -6,6 +6,7 @@ mod completions;
 mod doctor;
 mod elect;
 mod evict;
+mod get;
 mod help;
 mod history;
 mod init;
@@ -93,6 +94,7 @@ fn execute(context: &Context, subcommand: Subcommand) -> Result<Exit, Failure> {
         Subcommand::Evict(args) => on(small_runtime(), evict::evict(context, args)),
         Subcommand::Resize(args) => on(run_runtime(), resize::resize(context, args)),
         Subcommand::Sweep(args) => on(small_runtime(), sweep::sweep(context, args)),
+        Subcommand::Get(args) => on(small_runtime(), get::get(context, args)),
         Subcommand::Update(args) => on(small_runtime(), update::update(context, args)),
         Subcommand::Put(args) => on(small_runtime(), put::put(context, args)),
         #[cfg(feature = "serve")]

@@ -125,9 +125,18 @@ pub(crate) fn print_all(text: &str) -> Result<(), Failure> {
     write(text).map_err(|error| write_error(&error))
 }
 
+/// Prints `bytes` on stdout as they are. A closed stdout is an error.
+pub(crate) fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
+    write_bytes(bytes).map_err(|error| write_error(&error))
+}
+
 fn write(text: &str) -> io::Result<()> {
+    write_bytes(escaped(text).as_bytes())
+}
+
+fn write_bytes(bytes: &[u8]) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
-    stdout.write_all(escaped(text).as_bytes()).and_then(|()| stdout.flush())
+    stdout.write_all(bytes).and_then(|()| stdout.flush())
 }
 
 /// Prints `text` on stderr. A closed stderr is not an error.

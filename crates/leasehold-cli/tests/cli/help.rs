@@ -2,7 +2,7 @@
 
 use crate::support::{Outcome, Sandbox};
 
-const SUBCOMMANDS: [&str; 22] = [
+const SUBCOMMANDS: [&str; 23] = [
     "run",
     "once",
     "elect",
@@ -16,6 +16,7 @@ const SUBCOMMANDS: [&str; 22] = [
     "evict",
     "resize",
     "sweep",
+    "get",
     "update",
     "put",
     "agent",
@@ -48,6 +49,7 @@ fn every_subcommand_has_help() {
         "evict",
         "resize",
         "sweep",
+        "get",
         "update",
         "put",
         "serve",

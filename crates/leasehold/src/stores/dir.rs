@@ -22,7 +22,7 @@ use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use tokio::sync::Semaphore;
 
 use self::files::{Directory, KeyFolder};
-use self::generations::{Generation, LIMITS, Outcome};
+use self::generations::{LIMITS, Outcome};
 use crate::clock::{StoreTime, timeout};
 use crate::diagnosis::{Examined, RESERVED};
 use crate::env::Env;
@@ -31,8 +31,8 @@ use crate::lease::{Id, LeaseStore, PollInterval, StoreOptions};
 use crate::proof;
 use crate::protocol::RegisterLeases;
 use crate::register::{
-    Body, Deleted, MAX_OBJECT_BYTES, MAX_VALUE_BYTES, Precondition, Register, RegisterCapabilities, Version,
-    VersionedValue, Write,
+    Body, Deleted, Head, MAX_OBJECT_BYTES, MAX_VALUE_BYTES, Precondition, Register, RegisterCapabilities,
+    Version, VersionedValue, Write,
 };
 use crate::retry::retry;
 use crate::url::StoreUrl;
@@ -88,6 +88,7 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
     // The time stamps of files may come from wrong clocks, so they end no lease.
     options.store_clock = false;
     let register = DirectoryRegister::new(path, MAX_VALUE_BYTES, options.env.clone())?;
+    register.alone().await?;
     register.touch().await?;
     Ok(Arc::new(RegisterLeases::new(Arc::new(register), options)))
 }
@@ -102,12 +103,14 @@ pub(super) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Regi
     let look = DirectoryRegister::new(parent.clone(), MAX_OBJECT_BYTES, env.clone())?;
     let from = path.clone();
     let around = look.run(move |_| {
-        Directory::around(&from).map(|found| found.map(Path::to_owned)).map_err(Fault::not_applied)
+        let found = Directory::above_object(&from).map(|found| found.map(Path::to_owned));
+        found.map_err(Fault::not_applied)
     });
     // Without a prepared directory, the first request reports the parent.
     let directory = around.await.map_err(StoreError::of_read)?.unwrap_or(parent);
     let key = path.strip_prefix(&directory).unwrap_or(&path).to_string_lossy().into_owned();
     let register = DirectoryRegister::new(directory, MAX_OBJECT_BYTES, env)?;
+    register.alone().await?;
     register.touch().await?;
     Ok((Arc::new(register), key))
 }
@@ -162,6 +165,12 @@ impl DirectoryRegister {
         self.run(move |directory| work(&directory.key(&key))).await
     }
 
+    /// Fails if the directory is inside another one. The next request reports errors of the file system.
+    async fn alone(&self) -> Result<(), StoreError> {
+        let checked = self.run(|directory| directory.alone().map_err(Fault::not_applied)).await;
+        checked.or_else(|error| if error.fault().kind == ErrorKind::Invalid { Err(error) } else { Ok(()) })
+    }
+
     /// Tries out hard links, and reads the file server's clock, which the tokens of new locks are taken from. Reports
     /// only that locks are impossible: the next request reports other errors, unless it is `init`.
     async fn touch(&self) -> Result<(), StoreError> {
@@ -198,11 +207,16 @@ impl DirectoryRegister {
 impl Register for DirectoryRegister {
     async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         let current = self.on_key(key, |folder| generations::read(folder).map_err(Fault::not_applied)).await;
+        Ok(current.map_err(StoreError::of_read)?.and_then(|(found, value)| {
+            found.length?;
+            Some(VersionedValue { value, version: found.version(), metadata: found.metadata })
+        }))
+    }
+
+    async fn head(&self, key: &str) -> Result<Option<Head>, StoreError> {
+        let current = self.on_key(key, |folder| generations::head(folder).map_err(Fault::not_applied)).await;
         Ok(current.map_err(StoreError::of_read)?.and_then(|found| {
-            let version = found.version();
-            let Generation { value, .. } = found;
-            let Body { bytes: value, metadata } = value?;
-            Some(VersionedValue { value, version, metadata })
+            Some(Head { version: found.version(), size: found.length?, metadata: found.metadata })
         }))
     }
 
@@ -240,7 +254,12 @@ impl Register for DirectoryRegister {
         };
         // A key that was deleted keeps its folder.
         let with_value = move |key: String| async move {
-            Ok(retry(self.env(), || self.read(&key)).await?.is_some().then_some(key))
+            match retry(self.env(), || self.head(&key)).await {
+                Ok(head) => Ok(head.is_some().then_some(key)),
+                // Only the requests for this key report it.
+                Err(error) if error.fault().kind == ErrorKind::Corrupt => Ok(Some(key)),
+                Err(error) => Err(error),
+            }
         };
         stream::once(keys).try_flatten().try_filter_map(with_value).boxed()
     }
@@ -271,7 +290,7 @@ impl Register for DirectoryRegister {
         RegisterCapabilities {
             store: "a directory",
             trusted: true,
-            generations: false,
+            generations: true,
             metadata: Some(MAX_METADATA_BYTES),
             poll_interval: POLL_INTERVAL,
         }

@@ -14,7 +14,7 @@ use crate::error::{ErrorKind, Fault};
 ///
 /// # Errors
 /// Unsupported for a type that is not known to be local.
-#[cfg(feature = "sqlite")]
+#[cfg_attr(not(feature = "sqlite"), allow(dead_code, reason = "only SQLite needs a local one"))]
 pub(super) fn require_local(folder: &Path) -> Result<String, Fault> {
     let shown = folder.display();
     let status = statfs(folder).map_err(|error| {
@@ -34,7 +34,7 @@ pub(super) fn require_local(folder: &Path) -> Result<String, Fault> {
 }
 
 /// Returns the name of the type of the file system that `folder` is on, if it can be determined.
-#[cfg(feature = "dir")]
+#[cfg_attr(not(feature = "dir"), allow(dead_code, reason = "only directories show it"))]
 pub(super) fn name(folder: &Path) -> Option<String> {
     Some(kind(&statfs(folder).ok()?).unwrap_or_else(|other| other))
 }

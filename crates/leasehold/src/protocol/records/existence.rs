@@ -271,7 +271,8 @@ fn stored(record: &Record) -> Record {
 }
 
 fn generation(version: &Version) -> Result<Token, Fault> {
-    version.as_str().parse().ok().and_then(Token::new).ok_or_else(|| {
+    let number = version.as_str().split('-').next().and_then(|number| number.parse().ok());
+    number.and_then(Token::new).ok_or_else(|| {
         Fault::new(
             ErrorKind::Unsupported,
             format!(

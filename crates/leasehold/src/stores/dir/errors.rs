@@ -33,6 +33,16 @@ pub(super) fn not_prepared(path: &Path) -> Fault {
     ))
 }
 
+/// Returns the fault for the path of an object that is a directory of locks.
+pub(super) fn no_object(path: &Path) -> Fault {
+    let path = path.display();
+    Fault::new(
+        ErrorKind::Invalid,
+        format!("{path} is a directory that was prepared, and not an object in it"),
+    )
+    .with_help(format!("name an object in it, like dir:{path}/counter.json"))
+}
+
 /// Returns the fault for a directory inside another one that was prepared.
 pub(super) fn nested(path: &Path, outer: &Path) -> Fault {
     let (path, outer) = (path.display(), outer.display());
@@ -77,8 +87,9 @@ fn meaning(error: io::ErrorKind) -> (ErrorKind, &'static str) {
         }
         K::InvalidData | K::FileTooLarge => (
             ErrorKind::Corrupt,
-            "the file was changed by hand or is damaged: while no process uses the directory, remove the folder of \
-             this lock; tokens keep rising",
+            "the file was changed by hand or is damaged. Mend it while no process uses the directory: for a lock, remove its \
+             folder (tokens keep rising); for an object, move the highest file away (the one below it has the content \
+             before)",
         ),
         K::StorageFull | K::QuotaExceeded => (ErrorKind::Unavailable, "free some space, or raise the quota"),
         K::StaleNetworkFileHandle => {

@@ -35,7 +35,7 @@ pub(super) fn links(folder: &KeyFolder<'_>, nonce: Id) -> Result<(), Fault> {
         return Err(Fault::new(ErrorKind::Unsupported, message).with_help(errors::OTHERS));
     }
     let (one, two) = (format!("{nonce}.tmp"), format!("{nonce}-2.tmp"));
-    folder.create(&one, b"").map_err(|error| folder.fault("write a file in", &error))?;
+    folder.create(&one, b"", b"").map_err(|error| folder.fault("write a file in", &error))?;
     let counted = tried(folder, &one, &two);
     let _ = (folder.remove(&one), folder.remove(&two));
     counted

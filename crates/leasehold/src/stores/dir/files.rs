@@ -8,15 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::errors;
-use super::generations::Folder;
+use super::generations::{Folder, MAX_HEADER_BYTES};
 use super::names::{self, Part};
 use crate::clock::{Moment, StoreClock};
 use crate::env::Env;
 use crate::error::Fault;
-
-/// The longest header of a generation, in bytes: with [`MAX_METADATA_BYTES`](super::MAX_METADATA_BYTES), and names and
-/// types of a file.
-const MAX_HEADER_BYTES: usize = 16 << 10;
 
 /// The resolution of time stamps on the file systems that have hard links.
 const RESOLUTION: Duration = Duration::from_secs(1);
@@ -51,7 +47,26 @@ impl Directory {
         KeyFolder { directory: self, path: self.path.join(MARKER) }
     }
 
-    /// Returns the prepared directory that has `path` in it, or in its folders.
+    /// Fails if this directory is inside another one that was prepared: while this one is not mounted, its keys would be in
+    /// the other one.
+    pub(super) fn alone(&self) -> Result<(), Fault> {
+        // It may not exist yet.
+        let path = fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
+        match Self::around(&path)? {
+            Some(outer) => Err(errors::nested(&path, outer)),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the nearest prepared directory above the object at `path`.
+    pub(super) fn above_object(path: &Path) -> Result<Option<&Path>, Fault> {
+        if path.join(MARKER).exists() {
+            return Err(errors::no_object(path));
+        }
+        Self::around(path)
+    }
+
+    /// Returns the nearest prepared directory above `path`.
     pub(super) fn around(path: &Path) -> Result<Option<&Path>, Fault> {
         for folder in path.ancestors().skip(1) {
             let marker = folder.join(MARKER);
@@ -66,10 +81,7 @@ impl Directory {
 
     /// Creates the directory and its marker, if they are missing.
     pub(super) fn init(&self) -> Result<(), Fault> {
-        // While an inner directory is not mounted, its objects would be in the outer one.
-        if let Some(outer) = Self::around(&self.path)? {
-            return Err(errors::nested(&self.path, outer));
-        }
+        self.alone()?;
         // Names and notes of locks may be confidential.
         match DirBuilder::new().mode(0o700).create(&self.path) {
             Err(error) if error.kind() == K::NotFound => {
@@ -185,11 +197,20 @@ impl Folder for KeyFolder<'_> {
         self.create_folders(&self.directory.path)
     }
 
-    fn create(&self, name: &str, content: &[u8]) -> io::Result<u64> {
+    fn read_beginning(&self, name: &str) -> io::Result<(Vec<u8>, u64)> {
+        let file = File::open(self.path.join(name))?;
+        let bytes = file.metadata()?.len();
+        let mut beginning = Vec::new();
+        file.take(MAX_HEADER_BYTES as u64).read_to_end(&mut beginning)?;
+        Ok((beginning, bytes))
+    }
+
+    fn create(&self, name: &str, header: &[u8], value: &[u8]) -> io::Result<u64> {
         let (path, sent) = (self.path.join(name), self.now());
         let mode = mode_of(&self.path)? & 0o666;
         let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&path)?;
-        file.write_all(content)?;
+        file.write_all(header)?;
+        file.write_all(value)?;
         file.sync_all()?;
         let metadata = file.metadata()?;
         permit(&path, mode, metadata.mode() & 0o7777);

@@ -47,6 +47,10 @@ const MAX_REMOVED: usize = 64;
 /// The end of the name of a temporary file. A nonce precedes it.
 const TEMPORARY: &str = ".tmp";
 
+/// The longest first line of a file, in bytes: metadata of the length that [`super::MAX_METADATA_BYTES`] allows, and the
+/// headers of a file.
+pub(super) const MAX_HEADER_BYTES: usize = 16 << 10;
+
 /// The first word of each generation.
 const MAGIC: &str = "leasehold-1";
 
@@ -56,10 +60,13 @@ pub(super) trait Folder {
     fn list(&self) -> io::Result<Vec<String>>;
     /// Returns the content of a file.
     fn read(&self, name: &str) -> io::Result<Vec<u8>>;
+    /// Returns the first [`MAX_HEADER_BYTES`] of a file, and its length in bytes.
+    fn read_beginning(&self, name: &str) -> io::Result<(Vec<u8>, u64)>;
     /// Creates the folder, durably. Succeeds if it exists.
     fn make(&self) -> io::Result<()>;
-    /// Creates a file, durably. Returns when its names last changed, in microseconds of the file server's clock.
-    fn create(&self, name: &str, content: &[u8]) -> io::Result<u64>;
+    /// Creates a file with this header and this value, durably. Returns when its names last changed, in microseconds of the
+    /// file server's clock.
+    fn create(&self, name: &str, header: &[u8], value: &[u8]) -> io::Result<u64>;
     /// Gives the file `from` the second name `to`. Fails if that name exists.
     fn link(&self, from: &str, to: &str) -> io::Result<()>;
     /// Makes the names in the folder durable.
@@ -74,13 +81,14 @@ pub(super) trait Folder {
     fn fault(&self, what: &str, error: &io::Error) -> Fault;
 }
 
-/// A generation that was read.
+/// What the first line of a generation's file says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Generation {
     pub(super) number: u64,
     pub(super) nonce: Id,
-    /// `None` if the key has no value since this generation.
-    pub(super) value: Option<Body>,
+    /// The length of the value in bytes. `None` if the key has no value since this generation.
+    pub(super) length: Option<u64>,
+    pub(super) metadata: Metadata,
 }
 
 /// The metadata of a value in the header of its file.
@@ -110,24 +118,22 @@ impl Generation {
         Version::new(format!("{}-{}", self.number, self.nonce))
     }
 
-    /// Returns the content of its file: a line with the nonce, the length and the metadata, and the bytes.
-    fn content(&self) -> Vec<u8> {
-        let start = format!("{MAGIC} {}", self.nonce);
-        let Some(Body { bytes, metadata }) = &self.value else { return format!("{start} deleted\n").into() };
-        let header = match metadata.is_empty() {
-            true => format!("{start} {}\n", bytes.len()),
+    /// Returns the first line of its file: the nonce, the length and the metadata.
+    fn header(&self) -> String {
+        let Self { nonce, length, metadata, .. } = self;
+        let length = length.map_or_else(|| "deleted".to_owned(), |length| length.to_string());
+        match metadata.is_empty() {
+            true => format!("{MAGIC} {nonce} {length}\n"),
             // JSON has no line break, except between its tokens.
-            false => format!("{start} {} {}\n", bytes.len(), json!(Header(metadata.clone()))),
-        };
-        [header.as_bytes(), bytes].concat()
+            false => format!("{MAGIC} {nonce} {length} {}\n", json!(Header(metadata.clone()))),
+        }
     }
 
-    /// Reads the content of generation `number`. `None` if leasehold did not write it as it is.
-    fn parse(number: u64, content: Vec<u8>) -> Option<Self> {
-        let content = Bytes::from(content);
-        let end = content.iter().position(|&byte| byte == b'\n')?;
-        let (header, bytes) = (std::str::from_utf8(&content[..end]).ok()?, content.slice(end + 1..));
-        let mut words = header.splitn(4, ' ');
+    /// Reads the file of generation `number` from its beginning, which has the first line, and its length. Also returns the
+    /// length of the first line. `None` if leasehold did not write it as it is.
+    fn parse(number: u64, beginning: &[u8], file_bytes: u64) -> Option<(Self, usize)> {
+        let end = beginning.iter().position(|&byte| byte == b'\n')?;
+        let mut words = std::str::from_utf8(&beginning[..end]).ok()?.splitn(4, ' ');
         let (MAGIC, nonce, length) = (words.next()?, words.next()?.parse().ok()?, words.next()?) else {
             return None;
         };
@@ -135,12 +141,13 @@ impl Generation {
             Some(headers) => serde_json::from_str::<Header>(headers).ok()?.0,
             None => Metadata::default(),
         };
-        let value = match length {
-            "deleted" if bytes.is_empty() && metadata.is_empty() => None,
-            length if length == bytes.len().to_string() => Some(Body { bytes, metadata }),
+        let rest = file_bytes.checked_sub(end as u64 + 1)?;
+        let length = match length {
+            "deleted" if rest == 0 && metadata.is_empty() => None,
+            length if length == rest.to_string() => Some(rest),
             _ => return None,
         };
-        Some(Self { number, nonce, value })
+        Some((Self { number, nonce, length, metadata }, end + 1))
     }
 }
 
@@ -151,8 +158,30 @@ pub(super) enum Outcome {
     Conflict,
 }
 
-/// Reads the highest generation. Returns `None` if the key was never written.
-pub(super) fn read(folder: &impl Folder) -> Result<Option<Generation>, Fault> {
+/// Reads the highest generation and its value. Returns `None` if the key was never written.
+pub(super) fn read(folder: &impl Folder) -> Result<Option<(Generation, Bytes)>, Fault> {
+    latest(folder, |number, name| {
+        let content = Bytes::from(folder.read(name)?);
+        let found = Generation::parse(number, &content, content.len() as u64);
+        Ok(found.map(|(generation, from)| (generation, content.slice(from..))))
+    })
+}
+
+/// Reads the first line of the highest generation. Returns `None` if the key was never written.
+pub(super) fn head(folder: &impl Folder) -> Result<Option<Generation>, Fault> {
+    latest(folder, |number, name| heading(folder, number, name))
+}
+
+fn heading(folder: &impl Folder, number: u64, name: &str) -> io::Result<Option<Generation>> {
+    let (beginning, file_bytes) = folder.read_beginning(name)?;
+    Ok(Generation::parse(number, &beginning, file_bytes).map(|(generation, _)| generation))
+}
+
+/// Returns what `open` reads of the highest generation. `open` returns `None` for a file that leasehold did not write.
+fn latest<T>(
+    folder: &impl Folder,
+    open: impl Fn(u64, &str) -> io::Result<Option<T>>,
+) -> Result<Option<T>, Fault> {
     for _ in 0..MAX_READS {
         let names = match folder.list() {
             Ok(names) => names,
@@ -162,13 +191,11 @@ pub(super) fn read(folder: &impl Folder) -> Result<Option<Generation>, Fault> {
             Err(error) => return Err(folder.fault("list", &error)),
         };
         let Some(number) = highest(&names) else { return Ok(None) };
-        match folder.read(&name(number)) {
-            Ok(content) => {
-                let latest = Generation::parse(number, content).ok_or_else(|| {
-                    let no_file = io::Error::new(io::ErrorKind::InvalidData, "leasehold did not write it so");
-                    folder.fault(&format!("understand the file {} in", name(number)), &no_file)
-                })?;
-                return Ok(Some(latest));
+        match open(number, &name(number)) {
+            Ok(Some(found)) => return Ok(Some(found)),
+            Ok(None) => {
+                let no_file = io::Error::new(io::ErrorKind::InvalidData, "leasehold did not write it so");
+                return Err(folder.fault(&format!("understand the file {} in", name(number)), &no_file));
             }
             // The listing was stale: the highest generation is never removed (rule 1).
             Err(error) if vanished(&error) => {}
@@ -189,22 +216,28 @@ pub(super) fn write(
     value: Option<Body>,
 ) -> Result<Outcome, StoreError> {
     let began = folder.now();
-    let latest = read(folder).map_err(Fault::not_applied)?;
-    let found = latest.as_ref().filter(|latest| latest.value.is_some()).map(Generation::version);
+    let latest = head(folder).map_err(Fault::not_applied)?;
+    let found = latest.as_ref().filter(|latest| latest.length.is_some()).map(Generation::version);
     if found.as_ref() != expect {
         return Ok(Outcome::Conflict);
     }
     let is_first = latest.is_none();
     let number = latest.map_or(Some(1), |latest| latest.number.checked_add(1));
     let number = number.ok_or_else(|| full().not_applied())?;
-    let next = Generation { number, nonce, value };
+    let length = value.as_ref().map(|body| body.bytes.len() as u64);
+    let Body { bytes, metadata } = value.unwrap_or_default();
+    let next = Generation { number, nonce, length, metadata };
+    let header = next.header();
+    if header.len() > MAX_HEADER_BYTES {
+        return Err(Fault::new(ErrorKind::Unsupported, "the metadata is too long").not_applied());
+    }
     // Only a create makes the folder: no other write may follow the removal of a folder. If the folder exists, a process
     // may have died before it was durable, or before others could use it.
     if is_first {
         folder.make().map_err(|error| folder.fault("create", &error).not_applied())?;
     }
     let temporary = format!("{nonce}{TEMPORARY}");
-    let result = match folder.create(&temporary, &next.content()) {
+    let result = match folder.create(&temporary, header.as_bytes(), &bytes) {
         Ok(now_us) => publish(folder, limits, began, &temporary, &next).map(|names| (names, now_us)),
         Err(error) => Err(folder.fault("write a file in", &error).not_applied()),
     };
@@ -237,7 +270,7 @@ fn publish(
     if let Err(error) = folder.link(temporary, &to) {
         // NFS may send a request twice, and the second response then says that the name exists. The file shows who
         // created it. The number of links could come from a cache, but a file that is found by its name does not.
-        match folder.read(&to).ok().and_then(|content| Generation::parse(next.number, content)) {
+        match heading(folder, next.number, &to).ok().flatten() {
             Some(found) if found.nonce == next.nonce => {}
             Some(_) => return Ok(None),
             None => {

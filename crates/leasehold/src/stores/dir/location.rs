@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use crate::error::Error;
 use crate::url::{CheckedUrl, StoreUrl, flaw_of_path};
 
+/// The ends of the keys of locks and their lines.
+const OF_LOCKS: [&str; 2] = [".lock", ".line"];
+
 /// The longest path, in bytes, on most systems.
 const MAX_PATH_BYTES: usize = 4_095;
 
@@ -30,11 +33,18 @@ pub(super) fn path_of(checked: &CheckedUrl) -> Result<PathBuf, Error> {
 /// Returns the path of the object that `url` names.
 ///
 /// # Errors
-/// The same as those of [`path_of`], and invalid for a path that ends with `/` or has `.` or `..` in it.
+/// The same as those of [`path_of`], and invalid for a path that ends with `/`, has `.` or `..` in it, or ends like the key
+/// of a lock.
 pub(super) fn object_of(url: StoreUrl) -> Result<PathBuf, Error> {
     let path = path_of(&url.checked_object()?)?;
-    let text = path.to_string_lossy();
-    match flaw_of_path(text.strip_prefix('/').unwrap_or(&text), MAX_PATH_BYTES) {
+    let flaw = match path.to_str() {
+        None => Some("is not UTF-8".to_owned()),
+        Some(text) if OF_LOCKS.iter().any(|end| text.ends_with(end)) => {
+            Some("ends like the key of a lock, with `.lock` or `.line`".to_owned())
+        }
+        Some(text) => flaw_of_path(text.strip_prefix('/').unwrap_or(text), MAX_PATH_BYTES),
+    };
+    match flaw {
         Some(flaw) => Err(Error::invalid(format!("the path {path:?} of an object {flaw}"))
             .with_help("write the object's URL like dir:/mnt/efs/locks/counter.json")),
         None => Ok(path),
@@ -75,8 +85,15 @@ mod tests {
     fn an_object_has_a_path_of_its_own() {
         let of = |url: &str| object_of(StoreUrl::parse(url).unwrap());
         assert_eq!(of("dir:/locks/prod/a.json").unwrap(), PathBuf::from("/locks/prod/a.json"));
-        for bad in ["dir:/locks/", "dir:/", "dir:/locks/../a.json", "dir://host/a", "dir:", "dir:a?margin=1s"]
-        {
+        for bad in [
+            "dir:/locks/",
+            "dir:/",
+            "dir:/locks/../a.json",
+            "dir:/locks/a.lock",
+            "dir://host/a",
+            "dir:",
+            "dir:a?margin=1s",
+        ] {
             let error = of(bad).unwrap_err();
             assert_eq!((error.kind(), error.help().len()), (ErrorKind::Invalid, 1), "{bad}: {error:?}");
         }

@@ -147,6 +147,11 @@ async fn an_object_is_in_the_prepared_directory_around_it() {
     assert!(read.value == long);
     let as_record = register.read("prod/a.json").await.unwrap_err();
     assert_eq!(as_record.fault().kind, ErrorKind::Corrupt, "{as_record:?}");
+    // It does not disturb the listing of locks.
+    assert_eq!(register.list("").try_collect::<Vec<_>>().await.unwrap(), ["prod/a.json"]);
+    let url = format!("dir:{}/locks", folder.path().display());
+    let error = open_object(StoreUrl::parse(&url).unwrap(), Env::system()).await.unwrap_err();
+    assert!(error.to_string().contains("not an object in it"), "{error:?}");
 
     let (elsewhere, key) = open("other/a.json").await;
     assert_eq!(key, "a.json");
@@ -164,6 +169,32 @@ async fn a_directory_inside_another_one_is_not_prepared() {
     let error = inner.init().await.unwrap_err();
     assert!(error.fault().message.ends_with("which was prepared for locks"), "{error:?}");
     assert!(!path.exists());
+    // Nor is it used if it was prepared before the outer one, also by a link to it.
+    fs::create_dir_all(path.join(".leasehold")).unwrap();
+    std::os::unix::fs::symlink(&path, folder.path().join("link")).unwrap();
+    for url in [path.display().to_string(), folder.path().join("link").display().to_string()] {
+        let url = StoreUrl::parse(&format!("dir:{url}")).unwrap();
+        let object = url.object("a.json");
+        let locks = open(url, StoreOptions::default()).await.unwrap_err();
+        let objects = open_object(object, Env::system()).await.unwrap_err();
+        for error in [locks, objects] {
+            assert!(error.to_string().ends_with("which was prepared for locks"), "{error:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn metadata_that_no_reader_would_accept_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let register = register(&folder).await;
+    let metadata = Metadata { content_type: Some("a".repeat(16 << 10)), ..Metadata::default() };
+    let body = Body { bytes: "x".into(), metadata };
+    let error = register.write("key", Precondition::Absent, body).await.unwrap_err();
+    assert!(
+        matches!(&error, StoreError::NotApplied(fault) if fault.kind == ErrorKind::Unsupported),
+        "{error:?}"
+    );
+    assert_eq!(register.head("key").await.unwrap(), None);
 }
 
 /// Users with different umasks can share a directory.

@@ -153,11 +153,16 @@ impl Folder for Replay<'_> {
         };
         content.map_err(io::Error::from)
     }
+    fn read_beginning(&self, name: &str) -> io::Result<(Vec<u8>, u64)> {
+        let content = self.read(name)?;
+        let bytes = content.len() as u64;
+        Ok((content, bytes))
+    }
     fn make(&self) -> io::Result<()> {
         self.done(Ask::Make)
     }
-    fn create(&self, name: &str, content: &[u8]) -> io::Result<u64> {
-        self.number(Ask::Create(name.to_owned(), content.to_vec()))
+    fn create(&self, name: &str, header: &[u8], value: &[u8]) -> io::Result<u64> {
+        self.number(Ask::Create(name.to_owned(), [header, value].concat()))
     }
     fn link(&self, from: &str, to: &str) -> io::Result<()> {
         self.done(Ask::Link(from.to_owned(), to.to_owned()))
@@ -192,9 +197,10 @@ fn run(log: &[Answer], nonce: Id, limits: &Limits) -> Result<Vec<Learnt>, Ask> {
     let current = read(&folder);
     let mut learnt = Vec::new();
     if let Ok(current) = current {
+        let current = current.map(|(latest, _)| latest);
         let saw = current.as_ref().map(|latest| Learnt::Saw(latest.number, latest.nonce.to_string()));
         learnt.extend(saw);
-        let expect = current.filter(|latest| latest.value.is_some()).map(|found| found.version());
+        let expect = current.filter(|latest| latest.length.is_some()).map(|found| found.version());
         match write(&folder, limits, expect.as_ref(), nonce, Some("value".into())) {
             Ok(Outcome::Written(version)) => {
                 let (number, nonce) = version.as_str().split_once('-').unwrap();
