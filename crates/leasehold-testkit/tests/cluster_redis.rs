@@ -356,7 +356,7 @@ async fn the_least_user_of_a_cluster_can_do_everything() {
     for member in cluster.members() {
         assert_eq!(redis_cli(member.url(), &user).await, "OK");
     }
-    let url = url(&cluster, "failover_grace=0s").replace("redis://", "redis://deploy:word@");
+    let url = url(&cluster, "failover_grace=0s&plaintext=on").replace("redis://", "redis://deploy:word@");
     let locker = Locker::open(&url).await.unwrap();
     for primary in 0..3 {
         let lock = locker.lock(lock_at(&cluster, primary).await);
