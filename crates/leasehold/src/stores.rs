@@ -88,9 +88,9 @@ use crate::env::Env;
 use crate::error::Error;
 use crate::lease::{LeaseStore, StoreOptions};
 use crate::register::Register;
-use crate::runtime::task;
 use crate::ticket::Ticket;
 use crate::url::{StoreUrl, UrlOption};
+use crate::worker::callers_runtime;
 
 /// The maximum number of characters of a store URL that an error shows.
 const MAX_SHOWN: usize = 200;
@@ -343,7 +343,7 @@ fn kind_of(url: &StoreUrl) -> Option<&'static StoreKind> {
 /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a store that this build does not have, and otherwise
 /// the errors of the store itself.
 pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
-    task::runtime()?;
+    callers_runtime()?;
     match kind_of(&url).and_then(|kind| kind.open) {
         Some(open) => open(url, options).await,
         None => Err(not_built_in(&url)),
@@ -356,7 +356,7 @@ pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseS
 /// Returns [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a store that keeps no objects, and otherwise
 /// the errors of [`open`].
 pub(crate) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Register>, String), Error> {
-    task::runtime()?;
+    callers_runtime()?;
     let kind = kind_of(&url);
     match kind.and_then(|kind| kind.open_object) {
         Some(open) => open(url, env).await,

@@ -23,6 +23,19 @@ const STACK: usize = 8 << 20;
 /// The time limit for the last requests of a store, which are sent when it is dropped.
 const LAST_LIMIT: Duration = Duration::from_secs(2);
 
+/// Returns the runtime of the caller.
+///
+/// # Errors
+/// Returns [`ErrorKind::Invalid`] outside of any runtime. tokio itself would panic, and its message would not name the
+/// library.
+pub(crate) fn callers_runtime() -> Result<Handle, Fault> {
+    Handle::try_current().map_err(|_| {
+        Fault::new(ErrorKind::Invalid, "leasehold was called outside of a tokio runtime").with_help(
+            "call it in a task of tokio, such as a `main` with `#[tokio::main]`, or use `leasehold::blocking`",
+        )
+    })
+}
+
 /// The leases of a store whose work runs on its own thread.
 #[derive(Debug)]
 pub(crate) struct OnWorker<L> {

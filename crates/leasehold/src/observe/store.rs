@@ -19,8 +19,8 @@ use crate::lease::{
     AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, HolderInfo, LeaseStore, Released, Renewal,
     Status, Swept, Token, Watch,
 };
-use crate::runtime::task;
 use crate::types::LockName;
+use crate::worker::callers_runtime;
 
 /// A store whose requests are reported to observers.
 pub(crate) struct ObservedStore {
@@ -69,7 +69,7 @@ impl ObservedStore {
         answer: Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + '_>>,
         judge: fn(&T) -> Outcome,
     ) -> Result<T, StoreError> {
-        task::runtime().map_err(Fault::not_applied)?;
+        callers_runtime().map_err(Fault::not_applied)?;
         let mut request = self.begin(operation, lock);
         let answer = answer.instrument(request.span.clone()).await;
         request.outcome = answer.as_ref().map_or_else(failed, judge);
@@ -179,8 +179,9 @@ impl LeaseStore for ObservedStore {
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
         let names = self.store.list(prefix);
         // Determined when the stream is polled: it may be created outside of the runtime.
-        let mut names =
-            once(async { task::runtime().map(|_| names).map_err(Fault::not_applied) }).try_flatten().boxed();
+        let mut names = once(async { callers_runtime().map(|_| names).map_err(Fault::not_applied) })
+            .try_flatten()
+            .boxed();
         let mut request = self.begin(Operation::List, None);
         // A caller that needs no more names drops the stream. That does not count as giving up.
         poll_fn(move |context| {

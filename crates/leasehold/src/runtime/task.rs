@@ -7,20 +7,8 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tracing::Instrument;
 
-use crate::error::{Error, ErrorKind, Fault, Result};
-
-/// Returns the runtime of the caller.
-///
-/// # Errors
-/// Returns [`ErrorKind::Invalid`] outside of any runtime. tokio itself would panic, and its message would not name the
-/// library.
-pub(crate) fn runtime() -> std::result::Result<Handle, Fault> {
-    Handle::try_current().map_err(|_| {
-        Fault::new(ErrorKind::Invalid, "leasehold was called outside of a tokio runtime").with_help(
-            "call it in a task of tokio, such as a `main` with `#[tokio::main]`, or use `leasehold::blocking`",
-        )
-    })
-}
+use crate::error::{Error, ErrorKind, Result};
+use crate::worker::callers_runtime;
 
 /// Runs `work` in a task of the caller's runtime and waits for the result that it sends.
 ///
@@ -35,7 +23,7 @@ pub(crate) async fn answer_of<T, F>(work: impl FnOnce(oneshot::Sender<T>) -> F) 
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    answer_in(&runtime()?, work).await.ok_or_else(shut_down)
+    answer_in(&callers_runtime()?, work).await.ok_or_else(shut_down)
 }
 
 /// Does the same as [`answer_of`], in a task of `runtime`. Returns `None` if the task ends without a result, or if its
