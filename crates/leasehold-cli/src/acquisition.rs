@@ -15,7 +15,7 @@ use crate::names::Names;
 use crate::nesting;
 use crate::output::{Output, human};
 use crate::signals::{Signals, interrupted};
-use crate::wait_progress::{HELD_BY_PARENT, USE_ANOTHER, WaitProgress};
+use crate::wait_progress::{HELD_BY_OUTER, USE_ANOTHER, WaitProgress};
 
 /// A store may take this long to open, however short the wait for the lock. Usually it takes milliseconds, but a busy
 /// machine may need longer.
@@ -278,7 +278,7 @@ impl Request {
                     .now()
                     .filter(|now| now.token == held.token && now.in_cooldown == held.in_cooldown);
                 let held = now.unwrap_or_else(|| held.clone());
-                self.held(&held, progress.held_by_parent(&held).is_some(), &error, store, locker)
+                self.held(&held, progress.held_by_outer(&held).is_some(), &error, store, locker)
             }
             (None, WaitPolicy::Within(_)) if error.kind() == ErrorKind::Unavailable => {
                 self.no_holder_seen(&error)
@@ -318,7 +318,7 @@ impl Request {
     fn held(
         &self,
         held: &HolderInfo,
-        by_parent: bool,
+        by_outer: bool,
         error: &Error,
         store: &Store,
         locker: &Locker,
@@ -336,8 +336,8 @@ impl Request {
             message = format!("{message}; timed out after {}", human::span(limit));
         }
         let failure = Failure::new(code, kind, message);
-        if by_parent {
-            return failure.with_help(format!("{HELD_BY_PARENT}; {USE_ANOTHER}"));
+        if by_outer {
+            return failure.with_help(format!("{HELD_BY_OUTER}; {USE_ANOTHER}"));
         }
         let dies_visibly = locker.capabilities().sees_dead_processes && is_on_this_host(held);
         self.with_help(failure, held, error, (store, dies_visibly))

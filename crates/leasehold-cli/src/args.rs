@@ -213,8 +213,8 @@ pub(crate) struct ClaimArgs {
     pub(crate) barge: bool,
     /// In a deadlock, fail (default) or wait
     ///
-    /// In a deadlock, this run holds a lock for which another waits, and the other holds LOCK. With fail, the run that
-    /// got its other lock last exits with 120.
+    /// In a deadlock, a run around this one holds LOCK, or this run holds a lock for which another waits, and the other
+    /// holds LOCK. With fail, the inner run, or the run that got its other lock last, exits with 120.
     #[arg(long, help_heading = WAITING, hide_possible_values = true, value_name = "ACTION")]
     pub(crate) on_deadlock: Option<OnDeadlock>,
     /// Exit with N instead of 123 or 124

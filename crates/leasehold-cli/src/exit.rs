@@ -13,7 +13,7 @@ pub(crate) const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, 
 pub(crate) const NEGATIVE: u8 = 1;
 /// The command line is wrong.
 pub(crate) const USAGE: u8 = 2;
-/// The lock was not acquired, because it waited in a cycle with other waiters, and gave up.
+/// The lock was not acquired: a run around this one holds it, or it was awaited in a cycle of waiters.
 pub(crate) const DEADLOCK: u8 = 120;
 /// The lock was held for as long as `--max-hold` allows, and CMD was stopped. If CMD ran, replaces its status.
 pub(crate) const LIMIT: u8 = 121;

@@ -383,7 +383,8 @@ impl Job {
         })
     }
 
-    /// Returns whether the hold ended at its limit: by this `loss`, or because the command was `stopped` a little before.
+    /// Returns whether the hold ended at its limit: by this `loss`, or because the command was `stopped` a little
+    /// before.
     fn is_at_limit(
         &self,
         guard: &Guard,

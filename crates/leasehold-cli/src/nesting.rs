@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// The variable that names the locks, as JSON.
 pub(crate) const VARIABLE: &str = "LEASEHOLD_HOLDS";
 
-/// A lock that is held until this process ends.
+/// A lock of a run around this process. It is held until this process ends, unless it is by a ticket.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Outer {
     /// The identity of its store.
@@ -21,12 +21,13 @@ pub(crate) struct Outer {
     pub(crate) by_ticket: bool,
 }
 
-/// Returns the locks that the variable names. It is for leasehold itself, so a value that it cannot read counts as none.
+/// Returns the locks that the variable names. It is for leasehold itself, so a value that it cannot read counts as
+/// none.
 fn all() -> Vec<Outer> {
     env::var(VARIABLE).ok().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
 }
 
-/// Returns the locks in the store of `locker` that are held until this process ends.
+/// Returns the locks of the runs around this process, in the store of `locker`.
 pub(crate) fn outer(locker: &Locker) -> Vec<Outer> {
     let store = locker.store_id();
     all().into_iter().filter(|outer| store == Some(&outer.store)).collect()

@@ -36,7 +36,7 @@ pub(crate) struct WaitProgress {
     /// How the lock will be held.
     mode: Mode,
     clock: Arc<dyn Clock>,
-    /// The locks that are held until this process ends.
+    /// The locks of the runs around this process.
     outer: Vec<Outer>,
     /// The lock that the acquisition waits for, and its holder.
     latest: Arc<watch::Sender<Option<(LockName, HolderInfo, Moment)>>>,
@@ -134,7 +134,7 @@ impl WaitProgress {
         let start = self.clock.now();
         self.clock.sleep(SHOW_AFTER).await;
         if self.deadlock().is_some() {
-            output.warning(&format!("{HELD_BY_PARENT}: this wait cannot succeed; {USE_ANOTHER}"));
+            output.warning(&format!("{HELD_BY_OUTER}: this wait cannot succeed; {USE_ANOTHER}"));
         }
         if output.animates() { self.spin(output, start).await } else { self.log_lines(output, start).await }
     }
@@ -214,7 +214,7 @@ impl WaitProgress {
 
     /// Returns the failure if the awaited lock is held until this process ends.
     pub(crate) fn deadlock(&self) -> Option<Failure> {
-        let Outer { lock, token, .. } = self.held_by_parent(&self.now()?)?;
+        let Outer { lock, token, .. } = self.held_by_outer(&self.now()?)?;
         let message = format!(
             "deadlock: the lock `{lock}` is held by the `leasehold run` around this command (token {token})"
         );
@@ -222,7 +222,7 @@ impl WaitProgress {
     }
 
     /// Returns the grant of a `leasehold run` around this process if `held` is that grant and blocks this acquisition.
-    pub(crate) fn held_by_parent(&self, held: &HolderInfo) -> Option<&Outer> {
+    pub(crate) fn held_by_outer(&self, held: &HolderInfo) -> Option<&Outer> {
         let blocks = |outer: &&Outer| {
             held.token == Some(outer.token)
                 && self.names.iter().any(|name| self.mode.is_blocked_by(name, outer.lock.as_str()))
@@ -244,8 +244,8 @@ impl WaitProgress {
     }
 }
 
-/// Runs `wait`, which begins after the command has ended. If it takes long, prints one line about it on a terminal or with
-/// `-v`: `notice` returns the text and the document for the time that has passed. Cancel safe if `wait` is.
+/// Runs `wait`, which begins after the command has ended. If it takes long, prints one line about it on a terminal or
+/// with `-v`: `notice` returns the text and the document for the time that has passed. Cancel safe if `wait` is.
 pub(crate) async fn announce<F: Future>(
     output: &Output,
     clock: &dyn Clock,
@@ -266,8 +266,8 @@ pub(crate) async fn announce<F: Future>(
     wait.await
 }
 
-/// The message for [`WaitProgress::held_by_parent`].
-pub(crate) const HELD_BY_PARENT: &str = "this command runs under a `leasehold run` that holds the same lock";
+/// The message for [`WaitProgress::held_by_outer`].
+pub(crate) const HELD_BY_OUTER: &str = "this command runs under a `leasehold run` that holds the same lock";
 /// What helps then.
 pub(crate) const USE_ANOTHER: &str = "remove the inner run, or use another lock";
 

@@ -1,5 +1,5 @@
-//! `leasehold terraform` with OpenTofu. The configuration needs no provider from the network, and the provisioner of its
-//! resource waits for a file.
+//! `leasehold terraform` with OpenTofu. The configuration needs no provider from the network, and the provisioner of
+//! its resource waits for a file.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -269,7 +269,8 @@ INI
 start_redis() { start_redis_server redis && export LEASEHOLD_TEST_REDIS="$at"; }
 start_valkey() { start_redis_server valkey && export LEASEHOLD_TEST_VALKEY="$at"; }
 
-# start_redis_server NAME [PROGRAM OPTION...]: starts a server that does not wait for the disk. Sets `at` to the store URL.
+# start_redis_server NAME [PROGRAM OPTION...]: starts a server that does not wait for the disk. Sets `at` to the store
+# URL.
 start_redis_server() {
     local name=$1 port
     port=$(free_port) && mkdir "$scratch/$name" || return 1

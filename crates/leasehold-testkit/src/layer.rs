@@ -30,6 +30,7 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use leasehold::LockName;
 use leasehold::clock::StoreTime;
@@ -122,6 +123,10 @@ impl<L: Layer> Register for Layered<L> {
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
         self.0.inner().list(prefix)
+    }
+
+    fn watch(&self, key: &str) -> BoxStream<'_, Bytes> {
+        self.0.inner().watch(key)
     }
 
     fn version_of(&self, bytes: &[u8]) -> Option<Version> {

@@ -1,5 +1,5 @@
-//! Waiters on NATS, PostgreSQL and Redis are notified of a release. They cannot poll here, because no pause ends on their
-//! clock.
+//! Waiters on NATS, PostgreSQL and Redis are notified of a release. They cannot poll here, because no pause ends on
+//! their clock.
 
 use std::future::pending;
 use std::sync::Arc;

@@ -552,8 +552,8 @@ async fn the_grace_must_cover_the_real_lag_of_replicas() {
     assert!(error.to_string().contains("22s for the lag"), "{error}");
 }
 
-/// The limit of the server may be unknown to the client, or be raised while it is connected. A client that connects again
-/// reads the new one.
+/// The limit of the server may be unknown to the client, or be raised while it is connected. A client that connects
+/// again reads the new one.
 #[tokio::test]
 async fn a_primary_that_is_cut_off_renews_only_within_its_lag() {
     let ([primary, replica], store) = pair("margin=0s&failover_grace=9s", "1").await;

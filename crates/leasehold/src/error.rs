@@ -197,8 +197,8 @@ impl Error {
         error
     }
 
-    /// Creates the error for an acquisition that asked for another number of `what` (`permits`, `readers`) than the store
-    /// has for `name`.
+    /// Creates the error for an acquisition that asked for another number of `what` (`permits`, `readers`) than the
+    /// store has for `name`.
     pub(crate) fn other_size(name: &LockName, what: &str, asked: u64, stored: u64) -> Self {
         let mut error = Self::invalid(format!(
             "`{name}` has {stored} {what} in the store, and this acquisition asks for {asked}"
@@ -260,8 +260,8 @@ impl Error {
         self.0.refused_by
     }
 
-    /// Returns the numbers of permits or readers, if an acquisition asked for another number than the store has. The kind
-    /// is then [`ErrorKind::Invalid`].
+    /// Returns the numbers of permits or readers, if an acquisition asked for another number than the store has. The
+    /// kind is then [`ErrorKind::Invalid`].
     pub fn sizes(&self) -> Option<Sizes> {
         self.0.sizes
     }
@@ -289,8 +289,8 @@ impl fmt::Display for Error {
     }
 }
 
-/// Prints what `main` shows if it returns the error: the message, its kind, the cause, and what to do. `{:#?}` prints the
-/// fields.
+/// Prints what `main` shows if it returns the error: the message, its kind, the cause, and what to do. `{:#?}` prints
+/// the fields.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { kind, message, help, source, .. } = &*self.0;
@@ -352,8 +352,8 @@ pub enum StoreError {
 /// ```
 #[derive(Debug)]
 pub struct Fault {
-    /// The kind of error. Only [`ErrorKind::Unavailable`] is retried, so a store returns it for everything that passes: no
-    /// response, a busy server, a time limit. Its other kinds are `Denied`, `Invalid`, `Unsupported` and `Corrupt`.
+    /// The kind of error. Only [`ErrorKind::Unavailable`] is retried, so a store returns it for everything that passes:
+    /// no response, a busy server, a time limit. Its other kinds are `Denied`, `Invalid`, `Unsupported` and `Corrupt`.
     pub kind: ErrorKind,
     /// A message for people. Contains no secrets.
     pub message: String,
@@ -391,8 +391,8 @@ impl Fault {
         Self { contended: true, ..Self::unavailable(message) }
     }
 
-    /// Creates the fault of a store that has no room for another client. The store did respond, so a waiter keeps trying
-    /// as long as after an earlier response.
+    /// Creates the fault of a store that has no room for another client. The store did respond, so a waiter keeps
+    /// trying as long as after an earlier response.
     #[allow(dead_code, reason = "used by stores that are cargo features")]
     pub(crate) fn full(message: impl Into<String>) -> Self {
         Self { full: true, ..Self::unavailable(message) }

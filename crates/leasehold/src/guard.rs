@@ -159,8 +159,8 @@ impl Guard {
         self.each().map(|guard| guard.hold.state.remaining()).min().unwrap_or_default()
     }
 
-    /// Returns a function that does what [`remaining`](Self::remaining) does, for tasks that do not own the guard. Once the
-    /// guard has ended, the function returns zero.
+    /// Returns a function that does what [`remaining`](Self::remaining) does, for tasks that do not own the guard. Once
+    /// the guard has ended, the function returns zero.
     pub fn monitor(&self) -> impl Fn() -> Duration + Send + Sync + use<> {
         let states: Vec<_> = self.each().map(|guard| guard.hold.state.clone()).collect();
         move || states.iter().map(|state| state.remaining()).min().unwrap_or_default()
@@ -243,15 +243,15 @@ impl Guard {
         }
     }
 
-    /// Waits until the lock is lost, and returns the loss. Completes no later than the deadline, also in another runtime
-    /// than the one in which the lock was acquired. Cancel safe.
+    /// Waits until the lock is lost, and returns the loss. Completes no later than the deadline, also in another
+    /// runtime than the one in which the lock was acquired. Cancel safe.
     pub async fn lost(&self) -> Loss {
         select_all(self.each().map(|guard| Box::pin(guard.hold.state.lost(&guard.hold.lock)))).await.0
     }
 
-    /// Returns a cancellation token that is cancelled as soon as the lock is lost, released, or handed on as a ticket, or
-    /// the tokio runtime in which it was acquired shuts down. It may be awaited in any runtime. Cancelling it has no effect
-    /// on the lock.
+    /// Returns a cancellation token that is cancelled as soon as the lock is lost, released, or handed on as a ticket,
+    /// or the tokio runtime in which it was acquired shuts down. It may be awaited in any runtime. Cancelling it has no
+    /// effect on the lock.
     pub fn cancellation(&self) -> CancellationToken {
         // With the token itself, a caller could stop the renewals.
         self.hold.state.over().child_token()
@@ -283,9 +283,9 @@ impl Guard {
         }
     }
 
-    /// Releases the lock like [`release`](Self::release), because the work took too long. The history then shows that the
-    /// hold ended at its [limit](Self::limit) ([`End::Limit`](crate::lease::End::Limit)). Use it if you stop the work a
-    /// little before the limit.
+    /// Releases the lock like [`release`](Self::release), because the work took too long. The history then shows that
+    /// the hold ended at its [limit](Self::limit) ([`End::Limit`](crate::lease::End::Limit)). Use it if you stop the
+    /// work a little before the limit.
     ///
     /// # Errors
     /// Returns the same errors as [`release`](Self::release).
@@ -473,8 +473,8 @@ impl Guard {
     }
 }
 
-/// Releases locks that are held together, and returns how this ended. Releases the first one last: a process that sees it
-/// free can rely on the others being free.
+/// Releases locks that are held together, and returns how this ended. Releases the first one last: a process that sees
+/// it free can rely on the others being free.
 pub(crate) async fn release_all<T, F: Future<Output = Result<Released>>>(
     held: impl IntoIterator<Item = T>,
     release: impl Fn(T) -> F,

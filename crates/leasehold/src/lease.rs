@@ -40,8 +40,8 @@ pub use crate::types::{
 /// The largest number of tokens of one grant.
 pub(crate) const MAX_TOKENS: u64 = 1_024;
 
-/// A store that grants leases. For a store with conditional writes, implement [`Register`](crate::Register) instead, which
-/// is much smaller: the rules of the protocol are then not yours to write.
+/// A store that grants leases. For a store with conditional writes, implement [`Register`](crate::Register) instead,
+/// which is much smaller: the rules of the protocol are then not yours to write.
 ///
 /// "Held" and "lost" are values, not errors. The store limits the time of each method. Each method resolves unknown
 /// outcomes itself, and returns [`StoreError::MaybeApplied`] only if its time runs out first.
@@ -108,9 +108,9 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Makes the grant outlive this process. Some stores detect the death of the process. From now on, that death no longer
-    /// ends the grant: it lasts until it is released or evicted, or lapses. Called before a grant is handed to another
-    /// process.
+    /// Makes the grant outlive this process. Some stores detect the death of the process. From now on, that death no
+    /// longer ends the grant: it lasts until it is released or evicted, or lapses. Called before a grant is handed to
+    /// another process.
     ///
     /// # Errors
     /// Returns an error if the store did not respond.
@@ -215,9 +215,9 @@ pub struct Grant {
     pub deadline: Deadline,
     /// Whether the hold reached its [limit](crate::Lock::max_hold). A release then records [`End::Limit`].
     pub at_limit: bool,
-    /// The number of permits in the record of a permit: see [`Capabilities::sizes`]. After a grant, it is the number that
-    /// the record has, or `None`. The next renewal or release writes `Some` number into the record (0 removes it), and
-    /// `None` keeps the record's.
+    /// The number of permits in the record of a permit: see [`Capabilities::sizes`]. After a grant, it is the number
+    /// that the record has, or `None`. The next renewal or release writes `Some` number into the record (0 removes it),
+    /// and `None` keeps the record's.
     pub size: Option<u64>,
     /// What the store needs to renew and release the grant. `None` for a grant that comes from a ticket.
     pub memo: Option<Box<dyn Any + Send + Sync>>,
@@ -323,8 +323,8 @@ pub enum AcquireOutcome {
     /// Another claim holds the lock, or the lock is in a cooldown.
     Held(HolderInfo),
     /// The claim may have been granted, but this became known too late: another claim has been granted the lock since,
-    /// or the grant came too late to be used. A late grant was released, unless the claim is repeatable. A new claim may be
-    /// granted at once.
+    /// or the grant came too late to be used. A late grant was released, unless the claim is repeatable. A new claim
+    /// may be granted at once.
     Lost(Loss),
 }
 
@@ -526,8 +526,8 @@ pub struct StoreOptions {
     pub store_clock: bool,
     /// By how much the store's clock may differ between two of its responses (`margin=5s`).
     pub margin: Duration,
-    /// How long opening the store keeps trying a store that does not respond. Most stores send their first request later,
-    /// and then the limit of the operation counts, such as [`Lock::store_timeout`](crate::Lock::store_timeout).
+    /// How long opening the store keeps trying a store that does not respond. Most stores send their first request
+    /// later, and then the limit of the operation counts, such as [`Lock::store_timeout`](crate::Lock::store_timeout).
     pub open_timeout: Duration,
 }
 

@@ -43,8 +43,8 @@
 //!
 //! - [`Locker`] opens a store. [`Lock`] is a name with settings. [`Guard`] is a lock that is held. [`Ticket`] hands a
 //!   held lock to another process.
-//! - [`Locks`] are several locks, held all or none. [`Semaphore`] and [`RwLock`] consist of several locks. [`OncePer`] runs a job once per period. [`Election`] elects
-//!   a leader and tells observers how to reach it.
+//! - [`Locks`] are several locks, held all or none. [`Semaphore`] and [`RwLock`] consist of several locks. [`OncePer`]
+//!   runs a job once per period. [`Election`] elects a leader and tells observers how to reach it.
 //! - [`update`] changes an object that has several writers, without a lock. [`fence`] writes an object with a guard's
 //!   token. [`Object`] opens an object by its URL.
 //! - [`Observer`] receives events for metrics. Each acquisition, renewal, release and request to the store has a
@@ -79,16 +79,16 @@
 //! # Runtimes and cancellation
 //!
 //! The async API needs a tokio runtime with time and I/O enabled. A current-thread runtime is enough, if it runs
-//! while a lock is held: renewals are its tasks. If it is blocked for longer than the lease, the guard reports the loss as
-//! soon as it is asked. Code that blocks belongs into `spawn_blocking`, where [`Guard::check`] works too. Without a
+//! while a lock is held: renewals are its tasks. If it is blocked for longer than the lease, the guard reports the loss
+//! as soon as it is asked. Code that blocks belongs in `spawn_blocking`, where [`Guard::check`] works too. Without a
 //! runtime, calls return an error of kind [`ErrorKind::Invalid`]: use the module `blocking`.
 //!
 //! In the background, the runtime in which a lock was acquired renews its lease, and releases it when the [`Guard`] is
 //! dropped. A lock that is neither held nor awaited costs no requests. At the end of a program, await
 //! [`Guard::release`]: a runtime that shuts down first leaves the lock to lapse.
 //!
-//! Acquisitions, checks and reads are cancel safe: dropping their future leaves nothing held. Operations by hand, such as
-//! [`Locker::evict`], are not; their documentation says so.
+//! Acquisitions, checks and reads are cancel safe: dropping their future leaves nothing held. Operations by hand, such
+//! as [`Locker::evict`], are not; their documentation says so.
 
 #[cfg(feature = "blocking")]
 pub mod blocking;

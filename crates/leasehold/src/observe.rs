@@ -78,12 +78,10 @@ pub trait Observer: Send + Sync + 'static {
 /// /// One line for a log.
 /// fn line(event: &Event<'_>) -> Option<String> {
 ///     Some(match event {
-///         Event::Acquired { lock, token, waited, .. } => format!("{lock}: acquired, token {token}, after {waited:.1?}"),
-///         Event::Lost { lock, reason, .. } => format!("{lock}: lost: {}", reason.as_str()),
-///         Event::Released { lock, held, result, .. } => format!("{lock}: {result} after {held:.1?}"),
-///         _ => return None, // also the events of later versions
-///     })
-/// }
+/// Event::Acquired { lock, token, waited, .. } => format!("{lock}: acquired, token {token}, after {waited:.1?}"),
+/// Event::Lost { lock, reason, .. } => format!("{lock}: lost: {}", reason.as_str()), Event::Released { lock, held,
+/// result, .. } => format!("{lock}: {result} after {held:.1?}"), _ => return None, // also the events of later versions
+/// }) }
 /// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -119,8 +117,8 @@ pub enum Event<'a> {
         /// Whether the lock was acquired. If not, the acquisition failed, or its caller gave up.
         acquired: bool,
     },
-    /// A waiting acquisition is in a cycle of waiters that hold locks. Reported once for each cycle, by each of them. See
-    /// [`Lock::while_holding`](crate::Lock::while_holding).
+    /// A waiting acquisition is in a cycle of waiters that hold locks. Reported once for each cycle, by each of them.
+    /// See [`Lock::while_holding`](crate::Lock::while_holding).
     #[non_exhaustive]
     Deadlock {
         /// The lock that the acquisition waits for.

@@ -2,8 +2,8 @@
 //!
 //! A store implements the trait [`Register`], also a store outside this crate (`docs/own-stores.md`).
 //! [`RegisterLeases`](crate::RegisterLeases) runs the lease protocol on it.
-//! Before the first write, [`probe`](crate::doctor::probe) checks whether the store honours the preconditions of writes,
-//! and [`probe_deletes`](crate::doctor::probe_deletes) those of deletes.
+//! Before the first write, [`probe`](crate::doctor::probe) checks whether the store honours the preconditions of
+//! writes, and [`probe_deletes`](crate::doctor::probe_deletes) those of deletes.
 
 mod body;
 
@@ -36,13 +36,13 @@ pub const MAX_OBJECT_BYTES: usize = 256 << 20;
 /// report a conflict.
 ///
 /// Several tasks, threads and runtimes call the methods at the same time. leasehold limits the time of each read, write
-/// and delete, and drops the future when that time is over. So a method must not block the thread. While it waits, it must
-/// not hold what other requests need, such as the only connection: the caller may keep a future for long without polling
-/// it.
+/// and delete, and drops the future when that time is over. So a method must not block the thread. While it waits, it
+/// must not hold what other requests need, such as the only connection: the caller may keep a future for long without
+/// polling it.
 ///
-/// A key is text. It has at most 261 bytes: the name of a lock ([`LockName`](crate::LockName)) and `.lock` or `.line`. Other
-/// keys begin with `.leasehold-probe`. Keys are the same only if all their bytes are: encode them if the store ignores
-/// upper and lower case, composes characters, trims spaces, or does not allow all characters.
+/// A key is text. It has at most 261 bytes: the name of a lock ([`LockName`](crate::LockName)) and `.lock` or `.line`.
+/// Other keys begin with `.leasehold-probe`. Keys are the same only if all their bytes are: encode them if the store
+/// ignores upper and lower case, composes characters, trims spaces, or does not allow all characters.
 ///
 /// ```
 /// # use leasehold::{env::Env, register::{Precondition, Register, Write}, stores::memory::MemoryRegister};
@@ -61,9 +61,9 @@ pub const MAX_OBJECT_BYTES: usize = 256 << 20;
 /// ```
 #[async_trait]
 pub trait Register: fmt::Debug + Send + Sync + 'static {
-    /// Reads `key`. Returns `None` if there is no value (a delete marker counts as no value). Strongly consistent: returns
-    /// the latest write or delete, of any client, whose response was sent before this read began, or a later one. So it
-    /// asks no cache and no replica that may be behind.
+    /// Reads `key`. Returns `None` if there is no value (a delete marker counts as no value). Strongly consistent:
+    /// returns the latest write or delete, of any client, whose response was sent before this read began, or a later
+    /// one. So it asks no cache and no replica that may be behind.
     ///
     /// Cancel safe.
     ///
@@ -87,15 +87,15 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
         }))
     }
 
-    /// Writes `body`, the bytes and all metadata, atomically and only if `key` is as expected. The store compares and writes
-    /// in one step: no other write comes in between. An outdated version and a missing value are conflicts.
+    /// Writes `body`, the bytes and all metadata, atomically and only if `key` is as expected. The store compares and
+    /// writes in one step: no other write comes in between. An outdated version and a missing value are conflicts.
     ///
     /// Dropping the future leaves the outcome unknown, as [`StoreError::MaybeApplied`] does.
     ///
     /// # Errors
-    /// Returns [`StoreError::NotApplied`] only if the write certainly has no effect, now or later: the request was not sent,
-    /// or the store refused it. In all other cases, such as a time limit, a lost connection or the response of a proxy,
-    /// returns [`StoreError::MaybeApplied`]. leasehold then reads `key` to find out.
+    /// Returns [`StoreError::NotApplied`] only if the write certainly has no effect, now or later: the request was not
+    /// sent, or the store refused it. In all other cases, such as a time limit, a lost connection or the response of a
+    /// proxy, returns [`StoreError::MaybeApplied`]. leasehold then reads `key` to find out.
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError>;
 
     /// Deletes `key` if its version is still `version`. Used by sweeps, by locks that are objects, and by probes and
@@ -104,8 +104,8 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// Returns the same errors as [`write`](Self::write), and
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store has no conditional deletes. Locks do not need
-    /// them. Their records can then not be swept.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store has no conditional deletes. Locks do not
+    /// need them. Their records can then not be swept.
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError>;
 
     /// Runs the checks of an [examination](crate::Locker::examine) that only this store has, such as checks of its
@@ -126,13 +126,13 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     /// Lists the keys that start with `prefix`, in the store's order, page by page. A key that exists all the time is
     /// listed exactly once. `prefix` is text, which need not end at a `/`.
     ///
-    /// Limits the time of its requests, and retries a failed page for a while, because the caller does neither. An error
-    /// ends the listing.
+    /// Limits the time of its requests, and retries a failed page for a while, because the caller does neither. An
+    /// error ends the listing.
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>>;
 
-    /// Returns the values that are written to `key` from now on, each after a read returns it, so that a waiter learns of a
-    /// release at once. A deleted key counts as an empty value. Values may be missing, because waiters poll too. The stream
-    /// ends when it may have missed some, such as after a lost connection. Reports none by default.
+    /// Returns the values that are written to `key` from now on, each after a read returns it, so that a waiter learns
+    /// of a release at once. A deleted key counts as an empty value. Values may be missing, because waiters poll too.
+    /// The stream ends when it may have missed some, such as after a lost connection. Reports none by default.
     ///
     /// The stream must not hold what requests need, because the caller may keep it for long without polling it.
     fn watch(&self, key: &str) -> BoxStream<'_, Bytes> {
@@ -147,14 +147,16 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Returns the current bounds of the store's clock, according to its latest response, in microseconds since the Unix
-    /// epoch. [`StoreClock`](crate::clock::StoreClock) computes them from the time in each response. Sends no request.
+    /// Returns the current bounds of the store's clock, according to its latest response, in microseconds since the
+    /// Unix epoch. [`StoreClock`](crate::clock::StoreClock) computes them from the time in each response. Sends no
+    /// request.
     ///
-    /// The first token of a lock comes from this clock, and by it the lease of a dead holder may end. So all clients must
-    /// see the same clock, never that of their own machine, and it must not go back, also when the store is restarted.
+    /// The first token of a lock comes from this clock, and by it the lease of a dead holder may end. So all clients
+    /// must see the same clock, never that of their own machine, and it must not go back, also when the store is
+    /// restarted.
     ///
-    /// Returns `None` before the first response, or if the store has no clock. On a store without a clock, no lock can be
-    /// created: [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported).
+    /// Returns `None` before the first response, or if the store has no clock. On a store without a clock, no lock can
+    /// be created: [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported).
     fn store_time(&self) -> Option<StoreTime>;
 
     /// Returns the clock and the source of randomness of this register, and of the leases on it. Outside tests, this is
@@ -192,8 +194,8 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     /// Returns the text that identifies the store: the endpoint and the bucket, without secrets. Empty by default.
     ///
     /// A register that is not [trusted](RegisterCapabilities::trusted) must implement this method. The result of a
-    /// [probe](crate::doctor::probe) is recorded in the store together with this text, and is valid only for a store with the same
-    /// text. With an empty text, a copy of the objects at an unsafe store would count as probed.
+    /// [probe](crate::doctor::probe) is recorded in the store together with this text, and is valid only for a store
+    /// with the same text. With an empty text, a copy of the objects at an unsafe store would count as probed.
     fn identity(&self) -> String {
         String::new()
     }
@@ -440,11 +442,11 @@ pub struct RegisterCapabilities {
     /// The store's kind, for people: `S3`, `memory`.
     pub store: &'static str,
     /// Whether it is known to enforce preconditions. Otherwise they are [probed](crate::doctor::probe) before the first
-    /// write. If this is `true` by mistake, a lock is granted to several holders and nothing reports it. If in doubt, it is
-    /// `false`, and [`identity`](Register::identity) is implemented.
+    /// write. If this is `true` by mistake, a lock is granted to several holders and nothing reports it. If in doubt,
+    /// it is `false`, and [`identity`](Register::identity) is implemented.
     pub trusted: bool,
-    /// Whether versions are decimal numbers that rise with every write of a key, even if it was deleted in between. A `-` and
-    /// anything after it may follow the number.
+    /// Whether versions are decimal numbers that rise with every write of a key, even if it was deleted in between. A
+    /// `-` and anything after it may follow the number.
     pub generations: bool,
     /// How many bytes of [`Metadata::user`] it stores with an object, names and values together. `None` if it stores no
     /// metadata. Records of locks have none. A [fenced write](crate::fence) needs it.

@@ -1,8 +1,8 @@
 //! Locks as JSON, the same for the `leasehold` command (`--json`), `leasehold agent`, `leasehold serve` and the store
 //! that reads from it. For people and programs that show locks, never for decisions.
 //!
-//! Durations end in `_ms`, points in time in `_us` (since the Unix epoch, on the store's clock). Tokens are numbers below
-//! 2^53, which JavaScript represents exactly.
+//! Durations end in `_ms`, points in time in `_us` (since the Unix epoch, on the store's clock). Tokens are numbers
+//! below 2^53, which JavaScript represents exactly.
 //!
 //! ```
 //! use leasehold::view::LockDetail;
@@ -41,8 +41,8 @@ pub fn lasted_ms(past: &PastGrant) -> Option<u64> {
 /// A hold is not longer than usual before this time.
 const SHORTEST_LONG_HOLD: u64 = 60_000;
 
-/// Returns whether a lock has been held for ten times as long as half of the latest grants lasted. `false` with fewer than
-/// three such grants.
+/// Returns whether a lock has been held for ten times as long as half of the latest grants lasted. `false` with fewer
+/// than three such grants.
 fn is_longer_than_usual(status: &Status) -> bool {
     let State::Held(HolderInfo { held_for: Some(held_for), in_cooldown: false, .. }) = &status.state else {
         return false;
@@ -113,8 +113,8 @@ pub struct LockView {
     #[serde(default)]
     #[cfg_attr(feature = "_schema", schema(required))]
     pub waiters: Vec<WaiterView>,
-    /// For the first permit of a semaphore or a readers-writer lock: how many permits there are; absent if the record does
-    /// not say it.
+    /// For the first permit of a semaphore or a readers-writer lock: how many permits there are; absent if the record
+    /// does not say it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
     /// Whether it has been held for more than a minute, and for more than ten times the median of its latest grants.

@@ -149,8 +149,8 @@ impl<T> Drop for Job<T> {
     }
 }
 
-/// Runs `work` in a separate task, which goes on if this future is dropped. For what the next request can use, if this one
-/// is abandoned.
+/// Runs `work` in a separate task, which goes on if this future is dropped. For what the next request can use, if this
+/// one is abandoned.
 pub(crate) async fn detached<T: Send + 'static>(
     work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
 ) -> Result<T, StoreError> {

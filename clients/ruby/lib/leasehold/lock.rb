@@ -81,7 +81,7 @@ module Leasehold
   end
 
   # A named lock, with the settings for acquiring it: see Locker#mutex. It is not reentrant. Several threads can use it.
-  # It has the methods of Ruby's Mutex.
+  # It has the methods of Ruby's Mutex, except sleep.
   class Lock
     def initialize(settings)
       @settings = settings

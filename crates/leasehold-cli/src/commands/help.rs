@@ -217,7 +217,7 @@ s3 no fencing tokens. On azblob, protocol=lease shares locks with programs that
 use Azure's leases of blobs: with a ttl of 15 s to 60 s, and without fencing
 tokens, history, cooldowns or order.
 
-`update` and `put` need an object on s3, gs or azblob, for example
+`get`, `update` and `put` need an object on s3, gs, azblob or dir, for example
 s3://bucket/path/counter.json?region=eu-west-1.
 
 To check whether a store is safe, and to see how to fix problems, run `leasehold

@@ -13,8 +13,8 @@ pub(crate) fn nested(sandbox: &Sandbox, url: &str, outer: &str, inner: &str) -> 
     Holder::start(command)
 }
 
-/// Two runs take two locks in opposite order. The one whose first lock has the higher token gives up, and the other goes
-/// on. Which one that is depends on the clock of the store, which may be read in whole seconds.
+/// Two runs take two locks in opposite order. The one whose first lock has the higher token gives up, and the other
+/// goes on. Which one that is depends on the clock of the store, which may be read in whole seconds.
 pub(crate) fn opposite_orders(sandbox: &Sandbox, url: &str) {
     let mut first = nested(sandbox, url, "dead/a", "dead/b");
     let mut second = nested(sandbox, url, "dead/b", "dead/a");

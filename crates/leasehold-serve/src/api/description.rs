@@ -243,7 +243,8 @@ mod tests {
         serde_json::to_value(Description::openapi()).unwrap()
     }
 
-    /// Compares the description with a file, so that reviewers see every change. The version of the package is not in it.
+    /// Compares the description with a file, so that reviewers see every change. The version of the package is not in
+    /// it.
     #[test]
     fn the_description_is_the_one_that_was_reviewed() {
         const UPDATE: &str = "UPDATE_OPENAPI";

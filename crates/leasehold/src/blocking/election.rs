@@ -114,8 +114,8 @@ impl Election {
         iterate(self.0.observe())
     }
 
-    /// Like [`observe`](Self::observe), but yields the leader after each read, and reads again after `pause` at most. See
-    /// [`crate::Election::observe_every`].
+    /// Like [`observe`](Self::observe), but yields the leader after each read, and reads again after `pause` at most.
+    /// See [`crate::Election::observe_every`].
     ///
     /// # Errors
     /// Returns the same errors as [`observe`](Self::observe).

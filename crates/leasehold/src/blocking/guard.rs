@@ -69,8 +69,8 @@ impl Guard {
         self.inner.as_ref().map_or(Duration::ZERO, crate::Guard::remaining)
     }
 
-    /// Returns a function that does what [`remaining`](Self::remaining) does, for threads that do not own the guard. Once
-    /// the guard has ended, the function returns zero.
+    /// Returns a function that does what [`remaining`](Self::remaining) does, for threads that do not own the guard.
+    /// Once the guard has ended, the function returns zero.
     pub fn monitor(&self) -> impl Fn() -> Duration + Send + Sync + use<> {
         let monitor = self.inner.as_ref().map(crate::Guard::monitor);
         move || monitor.as_ref().map_or(Duration::ZERO, |remaining| remaining())

@@ -102,7 +102,8 @@ impl Lock {
         lock.held(&grant).await
     }
 
-    /// Renews and returns the hold of `claim`, if the claim already holds the lock. Its ttl is at least that of `claim`.
+    /// Renews and returns the hold of `claim`, if the claim already holds the lock. Its ttl is at least that of
+    /// `claim`.
     async fn own_hold(&self, claim: &Claim) -> Result<Option<HeldTicket>> {
         let store = self.locker.store();
         let status = store.inspect(&claim.name).await?;

@@ -19,6 +19,7 @@ use crate::proof::trust::Trust;
 use crate::register::{Register, VersionedValue};
 use crate::stores;
 use crate::url::StoreUrl;
+use crate::worker::callers_runtime;
 
 /// How long an update waits for the updates of other clones.
 const TURN: Duration = Duration::from_secs(2);
@@ -51,9 +52,9 @@ pub struct Object {
 }
 
 impl Object {
-    /// Opens the object that `url` names: `s3://bucket/path/name?region=...`, `gs://bucket/path/name` or
-    /// `dir:/directory/path/name`, with the options of the store. The path is the object's key. Percent-encoding is
-    /// decoded, and nothing is appended.
+    /// Opens the object that `url` names: `s3://bucket/path/name?region=...`, `gs://bucket/path/name`,
+    /// `azblob://account/container/path/name` or `dir:/directory/path/name`, with the options of the store. The path is
+    /// the object's key. Percent-encoding is decoded, and nothing is appended.
     ///
     /// Sends no request, except to the machine's metadata service if it has to ask for the region. In a directory,
     /// looks for the one that was prepared, and tries out hard links.
@@ -127,6 +128,7 @@ impl Object {
     /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): the object is too large.
     /// - Other errors of the store.
     pub async fn read(&self) -> Result<Option<VersionedValue>, Error> {
+        callers_runtime()?;
         Ok(self.register.read(&self.key).await?)
     }
 
@@ -211,6 +213,7 @@ impl Object {
     }
 
     async fn trust(&self) -> Result<(), Error> {
+        callers_runtime()?;
         if self.register.capabilities().trusted {
             return Ok(());
         }

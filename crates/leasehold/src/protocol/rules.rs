@@ -2,11 +2,11 @@
 //! written or reported.
 //!
 //! [`availability`] decides whether a lock may be taken over. `driver/acquire.rs` (`contend`) reads the record, asks
-//! [`judge`], and writes the grant; `driver/hold.rs` renews and releases. Without any one rule there could be two holders
-//! at once, or a token that is lower than an earlier one. docs/protocol.md numbers the rules. The code and the tests in
-//! `tests/protocol.rs` name these numbers; rules about time, retries and guards are in other files. SQLite asks these
-//! rules in its transactions. Stores that decide about locks themselves have their own rules, in `stores/X`: etcd,
-//! Azure's own leases and `leasehold serve`.
+//! [`judge`], and writes the grant; `driver/hold.rs` renews and releases. Without any one rule there could be two
+//! holders at once, or a token that is lower than an earlier one. docs/protocol.md numbers the rules. The code and the
+//! tests in `tests/protocol.rs` name these numbers; rules about time, retries and guards are in other files. SQLite
+//! asks these rules in its transactions. Stores that decide about locks themselves have their own rules, in `stores/X`:
+//! etcd, Azure's own leases and `leasehold serve`.
 
 mod report;
 
@@ -75,10 +75,10 @@ pub(crate) enum Availability {
 /// Decides whether `record` may be granted to another claim (the takeover rule; docs/protocol/time.md).
 ///
 /// A held lock may be taken over once this contender has seen its (state, grant, token, heartbeat) unchanged for
-/// `Ttl::contender_span` (the ttl, plus 0.5 %, plus a slack) plus the lock delay, both from the record. The holder relies
-/// on its lease for a shorter time. `unchanged_for` is measured on the contender's own clock (`record_cache.rs`). If
-/// `rules` allow it, the store's clock can also end the lease, after the same span plus a margin. A lock in a cooldown
-/// may be granted when the cooldown is over by either clock, and a free lock at once.
+/// `Ttl::contender_span` (the ttl, plus 0.5 %, plus a slack) plus the lock delay, both from the record. The holder
+/// relies on its lease for a shorter time. `unchanged_for` is measured on the contender's own clock
+/// (`record_cache.rs`). If `rules` allow it, the store's clock can also end the lease, after the same span plus a
+/// margin. A lock in a cooldown may be granted when the cooldown is over by either clock, and a free lock at once.
 pub(crate) fn availability(
     record: &Record,
     unchanged_for: Duration,
@@ -138,7 +138,8 @@ pub(crate) enum Claimed<'a> {
     /// Write a grant over it, or create the record if there is none.
     Grantable {
         over: Option<&'a Record>,
-        /// Whether the token must come from the store's clock, because no record shows which tokens were granted before.
+        /// Whether the token must come from the store's clock, because no record shows which tokens were granted
+        /// before.
         floor_from_clock: bool,
     },
     /// Another claim holds the lock.
@@ -530,8 +531,9 @@ pub(super) fn first_token(store: StoreTime, attempts: &[Attempt]) -> u64 {
 }
 
 impl Rules {
-    /// Returns whether the token of a new record may not be above `token`. With `exact`, the store itself takes the tokens
-    /// of new records from its clock. Else the new token may come from another reading, which may differ by the margin.
+    /// Returns whether the token of a new record may not be above `token`. With `exact`, the store itself takes the
+    /// tokens of new records from its clock. Else the new token may come from another reading, which may differ by the
+    /// margin.
     pub(super) fn is_recent(self, token: Token, store: StoreTime, exact: bool) -> bool {
         since_us(store.lo_us, token.get()) <= if exact { Duration::ZERO } else { INEXACT.max(self.margin) }
     }

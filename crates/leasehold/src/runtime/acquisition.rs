@@ -383,8 +383,8 @@ impl Contender {
         }
     }
 
-    /// Takes a new place in the line, which shows `nested`. The lock may have been granted meanwhile, and is then asked for
-    /// once more.
+    /// Takes a new place in the line, which shows `nested`. The lock may have been granted meanwhile, and is then asked
+    /// for once more.
     async fn start_over(&mut self, nested: Box<Nested>) {
         let Claim { name, id, ttl, .. } = &self.claim;
         let mut grant = Grant::withdrawn(name.clone(), *id, *ttl, self.store.env().now());

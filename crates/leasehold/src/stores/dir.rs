@@ -81,14 +81,15 @@ const OF_EXAMINATIONS: [&str; 3] = [RESERVED, proof::questions::PREFIX, proof::r
 /// ```
 ///
 /// # Errors
-/// Invalid for a URL without a path, or with a host. Unsupported for a file system without hard links. The first request
+/// Invalid for a URL without a path, or with a host, and for a directory inside a prepared one. Unsupported for SMB and
+/// for a file system without hard links. The first request
 /// reports a directory that was not prepared, unless that request is `init`.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let path = location::path_of(&url.checked(&mut options)?)?;
     // The time stamps of files may come from wrong clocks, so they end no lease.
     options.store_clock = false;
     let register = DirectoryRegister::new(path, MAX_VALUE_BYTES, options.env.clone())?;
-    register.alone().await?;
+    register.refuse_nested().await?;
     register.touch().await?;
     Ok(Arc::new(RegisterLeases::new(Arc::new(register), options)))
 }
@@ -100,9 +101,9 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
 pub(super) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Register>, String), Error> {
     let path = location::object_of(url)?;
     let parent = path.parent().unwrap_or(&path).to_owned();
-    let look = DirectoryRegister::new(parent.clone(), MAX_OBJECT_BYTES, env.clone())?;
+    let register = DirectoryRegister::new(parent.clone(), MAX_OBJECT_BYTES, env.clone())?;
     let from = path.clone();
-    let around = look.run(move |_| {
+    let around = register.run(move |_| {
         let found = Directory::above_object(&from).map(|found| found.map(Path::to_owned));
         found.map_err(Fault::not_applied)
     });
@@ -110,7 +111,7 @@ pub(super) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Regi
     let directory = around.await.map_err(StoreError::of_read)?.unwrap_or(parent);
     let key = path.strip_prefix(&directory).unwrap_or(&path).to_string_lossy().into_owned();
     let register = DirectoryRegister::new(directory, MAX_OBJECT_BYTES, env)?;
-    register.alone().await?;
+    register.refuse_nested().await?;
     register.touch().await?;
     Ok((Arc::new(register), key))
 }
@@ -166,8 +167,8 @@ impl DirectoryRegister {
     }
 
     /// Fails if the directory is inside another one. The next request reports errors of the file system.
-    async fn alone(&self) -> Result<(), StoreError> {
-        let checked = self.run(|directory| directory.alone().map_err(Fault::not_applied)).await;
+    async fn refuse_nested(&self) -> Result<(), StoreError> {
+        let checked = self.run(|directory| directory.refuse_nested().map_err(Fault::not_applied)).await;
         checked.or_else(|error| if error.fault().kind == ErrorKind::Invalid { Err(error) } else { Ok(()) })
     }
 
@@ -175,14 +176,12 @@ impl DirectoryRegister {
     /// only that locks are impossible: the next request reports other errors, unless it is `init`.
     async fn touch(&self) -> Result<(), StoreError> {
         let nonce = self.nonce();
-        self.run(move |directory| {
-            examine::links(&directory.marker(), nonce).map(drop).map_err(Fault::not_applied)
-        })
-        .await
-        .or_else(|error| match error.fault().kind {
-            ErrorKind::Unsupported => Err(error),
-            _ => Ok(()),
-        })
+        self.run(move |directory| examine::links(&directory.marker(), nonce).map_err(Fault::not_applied))
+            .await
+            .or_else(|error| match error.fault().kind {
+                ErrorKind::Unsupported => Err(error),
+                _ => Ok(()),
+            })
     }
 
     /// Writes the value of `key`, or deletes it if `value` is `None`.

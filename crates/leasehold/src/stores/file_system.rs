@@ -1,8 +1,8 @@
-//! The types of file systems: which of them only one machine can mount.
+//! The types of file systems. A directory refuses SMB (`dir/examine`), and SQLite all that are not known to be local:
 //!
-//! If two kernels open one file of SQLite, they have two boot clocks, and would grant a lock twice. So a file system is accepted
-//! only if it is known to be local and to let processes share memory through a file. All others are refused, unless the
-//! user guarantees with `allow_network=on` that only this machine opens the file.
+//! If two kernels open one file of SQLite, they have two boot clocks, and would grant a lock twice. So a file system is
+//! accepted only if it is known to be local and to let processes share memory through a file. All others are refused,
+//! unless the user guarantees with `allow_network=on` that only this machine opens the file.
 
 use std::path::Path;
 

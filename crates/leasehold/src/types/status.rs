@@ -276,8 +276,8 @@ pub struct Status {
     /// The processes that wait in the line, at most 64, in the order in which they will get the lock. Empty if the
     /// store [keeps no order](crate::lease::Capabilities::fifo).
     pub waiters: Vec<Waiter>,
-    /// For the first permit of a [`Semaphore`](crate::Semaphore) or of a [`RwLock`](crate::RwLock): how many permits there
-    /// are. `None` if the record does not say it.
+    /// For the first permit of a [`Semaphore`](crate::Semaphore) or of a [`RwLock`](crate::RwLock): how many permits
+    /// there are. `None` if the record does not say it.
     pub size: Option<u64>,
 }
 
@@ -528,7 +528,7 @@ pub enum LossReason {
         /// The new holder.
         by: Box<HolderInfo>,
     },
-    /// Another process ended the grant, by a release with its ticket, or by an eviction of which the store keeps no more.
+    /// Another process ended the grant, by a release with its ticket, or by an eviction without a known reason.
     Ended,
     /// An operator evicted the holder.
     Evicted {

@@ -89,8 +89,8 @@ impl RegisterLeases {
                                     next = Next::Read;
                                     continue;
                                 }
-                                // An earlier write whose response was lost may still be applied, so the claim must not be
-                                // refused.
+                                // An earlier write whose response was lost may still be applied, so the claim must not
+                                // be refused.
                                 Err(_) if !claim.waits && attempts.iter().any(|attempt| attempt.unknown) => {
                                     Front::of(record)
                                 }

@@ -88,8 +88,8 @@ fn meaning(error: io::ErrorKind) -> (ErrorKind, &'static str) {
         K::InvalidData | K::FileTooLarge => (
             ErrorKind::Corrupt,
             "the file was changed by hand or is damaged. Mend it while no process uses the directory: for a lock, remove its \
-             folder (tokens keep rising); for an object, move the highest file away (the one below it has the content \
-             before)",
+             folder (tokens keep rising); for an object, move the highest file away (the one below it has the \
+             previous content)",
         ),
         K::StorageFull | K::QuotaExceeded => (ErrorKind::Unavailable, "free some space, or raise the quota"),
         K::StaleNetworkFileHandle => {

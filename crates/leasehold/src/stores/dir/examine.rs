@@ -14,7 +14,9 @@ impl DirectoryRegister {
         let mut examined = Examined::default();
         let nonce = self.nonce();
         let named = self.run(|directory| Ok(file_system::name(&directory.path))).await.ok().flatten();
-        examined.push(Finding::passed("file-system", named.unwrap_or_else(|| "type unknown".to_owned())));
+        if let Some(named) = named {
+            examined.push(Finding::passed("file-system", named));
+        }
         let checked = self.run(move |directory| {
             directory.check().map_err(Fault::not_applied)?;
             links(&directory.marker(), nonce).map_err(Fault::not_applied)
@@ -43,7 +45,7 @@ pub(super) fn links(folder: &KeyFolder<'_>, nonce: Id) -> Result<(), Fault> {
 
 /// Some servers of SMB have hard links, but a client may keep writes and listings for itself while it has an oplock.
 fn is_refused(file_system: &str) -> bool {
-    file_system.starts_with("SMB")
+    file_system.to_ascii_uppercase().starts_with("SMB")
 }
 
 fn tried(folder: &KeyFolder<'_>, one: &str, two: &str) -> Result<(), Fault> {
@@ -69,7 +71,7 @@ mod tests {
 
     #[test]
     fn a_folder_of_smb_is_refused() {
-        assert!(is_refused("SMB (0xff534d42)"));
+        assert!(is_refused("SMB (0xff534d42)") && is_refused("smbfs"));
         let local = file_system::name(&std::env::temp_dir()).unwrap();
         assert!(!is_refused(&local), "{local}");
         assert!(file_system::name(std::path::Path::new("/no/such")).is_none());

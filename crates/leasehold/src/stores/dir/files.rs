@@ -47,12 +47,14 @@ impl Directory {
         KeyFolder { directory: self, path: self.path.join(MARKER) }
     }
 
-    /// Fails if this directory is inside another one that was prepared: while this one is not mounted, its keys would be in
-    /// the other one.
-    pub(super) fn alone(&self) -> Result<(), Fault> {
+    /// Fails if this directory is inside another one that was prepared: while this one is not mounted, its keys would
+    /// be in the other one.
+    pub(super) fn refuse_nested(&self) -> Result<(), Fault> {
+        let parent = || self.path.parent().and_then(|parent| fs::canonicalize(parent).ok());
         // It may not exist yet.
-        let path = fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
-        match Self::around(&path)? {
+        let path = fs::canonicalize(&self.path).ok().or_else(|| Some(parent()?.join(self.path.file_name()?)));
+        let path = path.unwrap_or_else(|| self.path.clone());
+        match Self::nearest_above(&path)? {
             Some(outer) => Err(errors::nested(&path, outer)),
             None => Ok(()),
         }
@@ -63,14 +65,16 @@ impl Directory {
         if path.join(MARKER).exists() {
             return Err(errors::no_object(path));
         }
-        Self::around(path)
+        Self::nearest_above(path)
     }
 
     /// Returns the nearest prepared directory above `path`.
-    pub(super) fn around(path: &Path) -> Result<Option<&Path>, Fault> {
+    pub(super) fn nearest_above(path: &Path) -> Result<Option<&Path>, Fault> {
         for folder in path.ancestors().skip(1) {
             let marker = folder.join(MARKER);
             match fs::metadata(&marker) {
+                // `init` prepares no folder with the sticky bit: any user could create a marker there.
+                Ok(_) if mode_of(folder).is_ok_and(|mode| mode & STICKY != 0) => {}
                 Ok(_) => return Ok(Some(folder)),
                 Err(error) if matches!(error.kind(), K::NotFound | K::NotADirectory) => {}
                 Err(error) => return Err(errors::fault("read", &marker, &error)),
@@ -81,7 +85,7 @@ impl Directory {
 
     /// Creates the directory and its marker, if they are missing.
     pub(super) fn init(&self) -> Result<(), Fault> {
-        self.alone()?;
+        self.refuse_nested()?;
         // Names and notes of locks may be confidential.
         match DirBuilder::new().mode(0o700).create(&self.path) {
             Err(error) if error.kind() == K::NotFound => {

@@ -1,5 +1,5 @@
-//! The rules of a key: how its value is read, written and deleted as a file with a number. `docs/rfcs/0003-directory.md`
-//! says why this is safe.
+//! The rules of a key: how its value is read, written and deleted as a file with a number.
+//! `docs/rfcs/0003-directory.md` says why this is safe.
 //!
 //! Everything here works on a [`Folder`], so that the tests can run each step of several writers in every order, on a
 //! folder with stale listings, lost responses and wrong clocks.
@@ -47,8 +47,8 @@ const MAX_REMOVED: usize = 64;
 /// The end of the name of a temporary file. A nonce precedes it.
 const TEMPORARY: &str = ".tmp";
 
-/// The longest first line of a file, in bytes: metadata of the length that [`super::MAX_METADATA_BYTES`] allows, and the
-/// headers of a file.
+/// The longest first line of a file, in bytes: metadata of the length that [`super::MAX_METADATA_BYTES`] allows, and
+/// the headers of a file.
 pub(super) const MAX_HEADER_BYTES: usize = 16 << 10;
 
 /// The first word of each generation.
@@ -64,8 +64,8 @@ pub(super) trait Folder {
     fn read_beginning(&self, name: &str) -> io::Result<(Vec<u8>, u64)>;
     /// Creates the folder, durably. Succeeds if it exists.
     fn make(&self) -> io::Result<()>;
-    /// Creates a file with this header and this value, durably. Returns when its names last changed, in microseconds of the
-    /// file server's clock.
+    /// Creates a file with this header and this value, durably. Returns when its names last changed, in microseconds of
+    /// the file server's clock.
     fn create(&self, name: &str, header: &[u8], value: &[u8]) -> io::Result<u64>;
     /// Gives the file `from` the second name `to`. Fails if that name exists.
     fn link(&self, from: &str, to: &str) -> io::Result<()>;
@@ -129,8 +129,8 @@ impl Generation {
         }
     }
 
-    /// Reads the file of generation `number` from its beginning, which has the first line, and its length. Also returns the
-    /// length of the first line. `None` if leasehold did not write it as it is.
+    /// Reads the file of generation `number` from its beginning, which has the first line, and its length. Also returns
+    /// the length of the first line. `None` if leasehold did not write it as it is.
     fn parse(number: u64, beginning: &[u8], file_bytes: u64) -> Option<(Self, usize)> {
         let end = beginning.iter().position(|&byte| byte == b'\n')?;
         let mut words = std::str::from_utf8(&beginning[..end]).ok()?.splitn(4, ' ');
@@ -231,8 +231,8 @@ pub(super) fn write(
     if header.len() > MAX_HEADER_BYTES {
         return Err(Fault::new(ErrorKind::Unsupported, "the metadata is too long").not_applied());
     }
-    // Only a create makes the folder: no other write may follow the removal of a folder. If the folder exists, a process
-    // may have died before it was durable, or before others could use it.
+    // Only a create makes the folder: no other write may follow the removal of a folder. If the folder exists, a
+    // process may have died before it was durable, or before others could use it.
     if is_first {
         folder.make().map_err(|error| folder.fault("create", &error).not_applied())?;
     }

@@ -33,8 +33,8 @@ pub(super) fn path_of(checked: &CheckedUrl) -> Result<PathBuf, Error> {
 /// Returns the path of the object that `url` names.
 ///
 /// # Errors
-/// The same as those of [`path_of`], and invalid for a path that ends with `/`, has `.` or `..` in it, or ends like the key
-/// of a lock.
+/// The same as those of [`path_of`], and invalid for a path that ends with `/`, has `.` or `..` in it, or ends like the
+/// key of a lock.
 pub(super) fn object_of(url: StoreUrl) -> Result<PathBuf, Error> {
     let path = path_of(&url.checked_object()?)?;
     let flaw = match path.to_str() {

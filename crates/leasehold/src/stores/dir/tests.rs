@@ -169,6 +169,12 @@ async fn a_directory_inside_another_one_is_not_prepared() {
     let error = inner.init().await.unwrap_err();
     assert!(error.fault().message.ends_with("which was prepared for locks"), "{error:?}");
     assert!(!path.exists());
+    // Also by a link to a folder in it.
+    fs::create_dir(outer.directory.path.join("sub")).unwrap();
+    std::os::unix::fs::symlink(outer.directory.path.join("sub"), folder.path().join("sub")).unwrap();
+    let by_link = folder.path().join("sub/new");
+    let by_link = DirectoryRegister::new(by_link, MAX_VALUE_BYTES, Env::system()).unwrap();
+    assert!(by_link.init().await.unwrap_err().fault().message.ends_with("which was prepared for locks"));
     // Nor is it used if it was prepared before the outer one, also by a link to it.
     fs::create_dir_all(path.join(".leasehold")).unwrap();
     std::os::unix::fs::symlink(&path, folder.path().join("link")).unwrap();
@@ -181,6 +187,20 @@ async fn a_directory_inside_another_one_is_not_prepared() {
             assert!(error.to_string().ends_with("which was prepared for locks"), "{error:?}");
         }
     }
+}
+
+/// Any user can create a marker in `/tmp`.
+#[tokio::test]
+async fn a_marker_in_a_sticky_directory_counts_for_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join(".leasehold")).unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+    let inner = register(&folder).await;
+    inner.refuse_nested().await.unwrap();
+    let url = StoreUrl::parse(&format!("dir:{}/other/a.json", folder.path().display())).unwrap();
+    let (objects, key) = open_object(url, Env::system()).await.unwrap();
+    let error = objects.read(&key).await.unwrap_err();
+    assert!(error.fault().message.contains("other is not a directory that was prepared"), "{error:?}");
 }
 
 #[tokio::test]

@@ -85,7 +85,7 @@ fn options(location: &Location) -> Result<ConnectOptions, Error> {
         .max_reconnects(1)
         .ignore_discovered_servers()
         .request_timeout(None)
-        // Of values that a waiter has not looked at yet. It misses more of them.
+        // How many values may wait for a waiter that does not look. It misses further ones, and polls.
         .subscription_capacity(16)
         .connection_timeout(CONNECT_LIMIT)
         .require_tls(is_required)

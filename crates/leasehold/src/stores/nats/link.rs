@@ -49,8 +49,8 @@ impl Events {
         let _ = self.sender.send(event);
     }
 
-    /// Waits until the server refuses, from now on, what concerns `subject`, because of a missing permission. It reports
-    /// that beside the responses. Returns its message, or `None` when the connection is lost.
+    /// Waits until the server refuses, from now on, what concerns `subject`, because of a missing permission. It
+    /// reports that beside the responses. Returns its message, or `None` when the connection is lost.
     fn refusal(self: &Arc<Self>, subject: &str) -> impl Future<Output = Option<String>> + use<> {
         let (this, subject, mut events) = (self.clone(), subject.to_owned(), self.sender.subscribe());
         async move {
@@ -142,8 +142,8 @@ impl Link {
         }
     }
 
-    /// Returns the values that are written with `subject` from now on, from the copies that the server publishes. Reports
-    /// none if it publishes none, or if the user may not receive them. Ends with the connection.
+    /// Returns the values that are written with `subject` from now on, from the copies that the server publishes.
+    /// Reports none if it publishes none, or if the user may not receive them. Ends with the connection.
     pub(super) async fn watch(&self, subject: &str) -> Result<BoxStream<'static, Bytes>, StoreError> {
         let is_refused = self.events.is_watch_refused.load(Ordering::SeqCst);
         let copy = self.copies.as_ref().and_then(|copies| copies.of(subject));

@@ -61,8 +61,8 @@ impl Links {
         bucket.check(keys).map_err(Fault::not_applied)
     }
 
-    /// Asks for the time again if the latest reading is old. Does not wait for the response: it holds up no request. After
-    /// it, a bucket whose settings have become unsafe is refused, and a server that is cut off is left.
+    /// Asks for the time again if the latest reading is old. Does not wait for the response: it holds up no request.
+    /// After it, a bucket whose settings have become unsafe is refused, and a server that is cut off is left.
     fn refresh(self: &Arc<Self>, link: &Arc<Link>) {
         let sent = self.env.now();
         {

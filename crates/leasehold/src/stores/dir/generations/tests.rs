@@ -1,8 +1,8 @@
 //! Every order of the steps of several writers, on a directory that fails as file servers and their clients do.
 //!
-//! A client is a program that reads and writes the key. After each of its operations, it runs again from the start of its
-//! round, with the answers to the operations so far, until it asks for the next one. So the whole state of a world is
-//! data, and the search visits each state once.
+//! A client is a program that reads and writes the key. After each of its operations, it runs again from the start of
+//! its round, with the answers to the operations so far, until it asks for the next one. So the whole state of a world
+//! is data, and the search visits each state once.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -190,8 +190,8 @@ impl Folder for Replay<'_> {
     }
 }
 
-/// Runs one round of a program: it reads the key and writes over what it read. Returns what it has learnt by its end, or
-/// the next operation.
+/// Runs one round of a program: it reads the key and writes over what it read. Returns what it has learnt by its end,
+/// or the next operation.
 fn run(log: &[Answer], nonce: Id, limits: &Limits) -> Result<Vec<Learnt>, Ask> {
     let folder = Replay { log, next: Cell::new(0), asks: RefCell::new(None) };
     let current = read(&folder);
@@ -535,5 +535,28 @@ fn without_a_rule_there_is_a_flaw() {
         let found = search(&[1, 3], faults, limits);
         println!("without rule {rule}: {found:?}");
         assert!(found.is_err(), "without rule {rule}");
+    }
+}
+
+proptest::proptest! {
+    #[test]
+    fn a_header_is_read_as_it_was_written(
+        number in 1_u64..u64::MAX,
+        kind in proptest::option::of(".{0,40}"),
+        user in proptest::collection::btree_map(".{1,20}", ".{0,40}", 0..4),
+        value in proptest::option::of(".{0,40}"),
+    ) {
+        let metadata = match value {
+            Some(_) => Metadata { content_type: kind, user, ..Metadata::default() },
+            None => Metadata::default(),
+        };
+        let (nonce, length) = (Id::random(&Random::seeded(number)), value.as_ref().map(|text| text.len() as u64));
+        let written = Generation { number, nonce, length, metadata };
+        let header = written.header();
+        let file = [header.as_bytes(), value.unwrap_or_default().as_bytes()].concat();
+        proptest::prop_assert_eq!(
+            Generation::parse(number, &file, file.len() as u64),
+            Some((written, header.len()))
+        );
     }
 }
