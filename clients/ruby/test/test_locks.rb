@@ -103,10 +103,14 @@ class TestLocks < LeaseholdTest
     assert_equal 7, mutex.synchronize(wait: LIMIT) { mutex.owned? && 7 }
     assert_equal 8, mutex.synchronize { break 8 }
     refute mutex.locked?
-    assert_raises(ThreadError) { mutex.synchronize }
     locker.evict("x", mutex.lock.tap { |guard| @guard = guard }.token)
     assert_raises(LockLost) { @guard.renew }
     assert_raises(LockLost) { mutex.unlock }
+    assert_free
+  end
+
+  def test_synchronize_without_a_block
+    assert_raises(ThreadError) { locker.mutex("x").synchronize }
     assert_free
   end
 
