@@ -328,7 +328,7 @@ fn a_run_within_a_run_gets_the_password_of_its_store() {
         "env | grep -c hunter2; exec \"$LEASEHOLD\" run inner -- \"$LEASEHOLD\" run innermost -- true";
     let run = |words: &str, variable: &str| {
         let mut command = sandbox.scripted(words, nested);
-        command.env("LEASEHOLD", env!("CARGO_BIN_EXE_leasehold")).env("LEASEHOLD_STORE", variable);
+        command.env("LEASEHOLD_STORE", variable);
         support::Outcome::of(command.output().unwrap()).expect(0).stdout
     };
     assert_eq!(run("run outer", &url), "1\n", "what the user has exported stays");

@@ -27,7 +27,8 @@ impl Sandbox {
 
     /// Returns a command that runs `leasehold` with `arguments`.
     pub(crate) fn leasehold<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
-        let mut command = Command::new(assert_cmd::cargo::cargo_bin!("leasehold"));
+        let leasehold = assert_cmd::cargo::cargo_bin!("leasehold");
+        let mut command = Command::new(leasehold);
         for (key, _) in std::env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("LEASEHOLD_"))
         {
             command.env_remove(key);
@@ -38,6 +39,7 @@ impl Sandbox {
             .env("XDG_CONFIG_HOME", self.path("config"))
             .env("LOGNAME", "tester")
             .env("HERE", self.0.path())
+            .env("LEASEHOLD", leasehold)
             .current_dir(self.0.path())
             .stdin(Stdio::null());
         command

@@ -12,6 +12,9 @@ mod buckets;
 mod certificates;
 #[cfg(feature = "_columns")]
 mod columns;
+#[cfg(any(feature = "_http", feature = "dir", fuzzing))]
+#[cfg_attr(not(feature = "azure"), allow(dead_code, reason = "Azure uses all of it"))]
+mod contents;
 #[cfg(feature = "_table")]
 mod database;
 #[cfg(feature = "dir")]

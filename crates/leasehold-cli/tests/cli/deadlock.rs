@@ -3,13 +3,13 @@
 use std::io::Write as _;
 use std::process::Stdio;
 
-use crate::support::{Holder, Outcome, Sandbox, line_with, wait_until};
+use crate::support::{Holder, Sandbox, line_with, wait_until};
 
 /// Starts a run that holds `outer`. Once it gets a line, it runs a command under `inner`.
 pub(crate) fn nested(sandbox: &Sandbox, url: &str, outer: &str, inner: &str) -> Holder {
     let script = format!("echo ready; read line; \"$LEASEHOLD\" run {inner} -- echo got it");
     let mut command = sandbox.scripted(&format!("-s {url} run {outer}"), &script);
-    command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold")).stdin(Stdio::piped());
+    command.stdin(Stdio::piped());
     Holder::start(command)
 }
 
@@ -43,9 +43,7 @@ fn runs_in_opposite_order_end() {
 fn a_run_within_itself_fails_at_once() {
     let sandbox = Sandbox::new();
     let script = "\"$LEASEHOLD\" run x --report report.json -- true";
-    let mut command = sandbox.scripted("run x", script);
-    command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
-    let ended = Outcome::of(command.output().unwrap()).expect(120);
+    let ended = sandbox.run_script("run x", script).expect(120);
     assert!(
         ended.stderr.contains("deadlock: the lock `x` is held by the `leasehold run` around"),
         "{ended:?}"
@@ -68,19 +66,17 @@ fn a_wait_for_the_lock_of_an_outer_run_fails() {
         ("x --exclusive", "run x --shared -- true"),
         ("x --permits 1", "run x --permits 1 -- true"),
     ] {
-        let mut command = sandbox.scripted(&format!("run {outer}"), &format!("exec \"$LEASEHOLD\" {inner}"));
-        command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
-        let ended = Outcome::of(command.output().unwrap()).expect(120);
+        let ended =
+            sandbox.run_script(&format!("run {outer}"), &format!("exec \"$LEASEHOLD\" {inner}")).expect(120);
         assert!(
             ended.stderr.contains("is held by the `leasehold run` around this command"),
             "{inner}: {ended:?}"
         );
     }
     // The same lock in another store is another lock.
-    let mut command =
-        sandbox.scripted(&format!("run {by_ticket}"), "exec \"$LEASEHOLD\" -s sqlite:b run t -- true");
-    command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
-    Outcome::of(command.output().unwrap()).expect(0);
+    sandbox
+        .run_script(&format!("run {by_ticket}"), "exec \"$LEASEHOLD\" -s sqlite:b run t -- true")
+        .expect(0);
 }
 
 #[test]
@@ -144,8 +140,7 @@ fn a_waiter_within_a_ticket_tells_of_no_hold() {
     let ticket = sandbox.run("acquire x --ttl 60s").expect(0).stdout;
     let holder = sandbox.hold("run y", "echo ready; while :; do sleep 0.05; done");
     let script = "echo ready; exec \"$LEASEHOLD\" run y -- echo \"$LEASEHOLD_HOLDS\"";
-    let mut command = sandbox.scripted(&format!("run --ticket={}", ticket.trim()), script);
-    command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
+    let command = sandbox.scripted(&format!("run --ticket={}", ticket.trim()), script);
     let waiter = Holder::start(command);
     let shown = || sandbox.run("show y").expect(0).stdout;
     wait_until("it waits", || shown().contains("waiter 1"));

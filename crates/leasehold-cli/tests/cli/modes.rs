@@ -164,9 +164,7 @@ fn a_run_blocked_by_its_parent_reports_it() {
         [("--shared", "--exclusive"), ("--exclusive", "--shared"), ("--permits 1", "--permits 1")]
     {
         let script = format!("exec \"$LEASEHOLD\" run -n x {inner} -- true");
-        let mut command = sandbox.scripted(&format!("run x {outer}"), &script);
-        command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
-        let tried = Outcome::of(command.output().unwrap()).expect(123);
+        let tried = sandbox.run_script(&format!("run x {outer}"), &script).expect(123);
         assert!(
             tried.stderr.contains("help: this command runs under a `leasehold run` that holds the same lock"),
             "{outer}: {tried:?}"

@@ -229,8 +229,7 @@ fn a_killed_nested_run_leaves_no_process() {
     let sandbox = Sandbox::new();
     let daemon = "setsid sh -c 'echo $$ > daemon; exec sleep 1000' & echo $$; exec sleep 1000";
     let inner = format!("exec \"$LEASEHOLD\" run y -- sh -c \"{}\"", daemon.replace('$', "\\$"));
-    let mut command = sandbox.scripted("run x", &inner);
-    command.env("LEASEHOLD", sandbox.leasehold([""; 0]).get_program());
+    let command = sandbox.scripted("run x", &inner);
     let holder = Holder::start(command);
     let (child, daemon) = (holder.first.clone(), wait_for_file(&sandbox.path("daemon")));
     // The guardian of the outer run kills the inner run and all processes with its mark, except the guardian of the

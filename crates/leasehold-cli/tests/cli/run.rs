@@ -288,9 +288,7 @@ fn a_run_under_its_own_lock_reports_it() {
     let sandbox = Sandbox::new();
     let nested = |words: &str| {
         let script = format!("exec \"$LEASEHOLD\" run {words} x -- true");
-        let mut command = sandbox.scripted("run x", &script);
-        command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
-        Outcome::of(command.output().unwrap())
+        sandbox.run_script("run x", &script)
     };
     let tried = nested("-n").expect(123);
     assert!(tried.stderr.contains("help: this command runs under a `leasehold run`"), "{tried:?}");
@@ -306,7 +304,6 @@ fn a_relative_store_is_the_same_one_in_another_folder() {
     std::fs::create_dir(sandbox.path("a%20?b/other")).unwrap();
     let mut command =
         sandbox.scripted("-s sqlite:locks.db run x", "cd other; \"$LEASEHOLD\" run -n x -- echo twice");
-    command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
     let output = command.current_dir(sandbox.path("a%20?b")).output().unwrap();
     Outcome::of(output).expect(123);
     assert!(!sandbox.path("a%20?b/other/locks.db").exists());

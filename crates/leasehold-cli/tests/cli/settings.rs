@@ -6,7 +6,6 @@ const OWNER: &str = "\"$LEASEHOLD\" show x --json | sed 's/.*\"name\":\"//; s/\"
 
 fn owner(sandbox: &Sandbox, words: &str, variable: Option<&str>) -> String {
     let mut command = sandbox.scripted(words, OWNER);
-    command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
     if let Some(variable) = variable {
         command.env("LEASEHOLD_OWNER", variable);
     }
@@ -91,9 +90,7 @@ fn the_default_note_is_the_name_of_the_command() {
     let sandbox = Sandbox::new();
     let note = |words: &str| {
         let script = "\"$LEASEHOLD\" show x --json; : hunter2";
-        let mut command = sandbox.scripted(words, script);
-        command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
-        let shown = Outcome::of(command.output().unwrap()).expect(0).stdout;
+        let shown = sandbox.run_script(words, script).expect(0).stdout;
         let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
         shown["held_by"]["holder"]["note"].as_str().unwrap().to_owned()
     };

@@ -173,9 +173,7 @@ fn a_nested_run_of_one_of_several_locks_reports_its_parent() {
     let sandbox = Sandbox::new();
     for inner in ["b", "a b"] {
         let script = format!("exec \"$LEASEHOLD\" run -n {inner} -- true");
-        let mut command = sandbox.scripted("run a b", &script);
-        command.env("LEASEHOLD", assert_cmd::cargo::cargo_bin!("leasehold"));
-        let tried = Outcome::of(command.output().unwrap()).expect(123);
+        let tried = sandbox.run_script("run a b", &script).expect(123);
         assert!(tried.stderr.contains("under a `leasehold run` that holds the same lock"), "{tried:?}");
     }
 }

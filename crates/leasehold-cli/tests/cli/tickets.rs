@@ -227,10 +227,7 @@ fn a_script_runs_each_step_by_its_ticket_and_releases_it() {
     let mut shell = std::process::Command::new("sh");
     let mut as_here = sandbox.leasehold(["-V"]);
     as_here.args(["-V"]);
-    shell
-        .args(["-c", script])
-        .env("LEASEHOLD", env!("CARGO_BIN_EXE_leasehold"))
-        .current_dir(sandbox.path("."));
+    shell.args(["-c", script]).current_dir(sandbox.path("."));
     for (key, value) in as_here.get_envs() {
         match value {
             Some(value) => shell.env(key, value),

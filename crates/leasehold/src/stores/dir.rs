@@ -31,10 +31,10 @@ use crate::lease::{Id, LeaseStore, PollInterval, StoreOptions};
 use crate::proof;
 use crate::protocol::RegisterLeases;
 use crate::register::{
-    Body, Deleted, Head, MAX_OBJECT_BYTES, MAX_VALUE_BYTES, Precondition, Register, RegisterCapabilities,
-    Version, VersionedValue, Write,
+    Body, Deleted, Head, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
 };
 use crate::retry::retry;
+use crate::stores::contents::Contents;
 use crate::url::StoreUrl;
 use crate::worker::OnWorker;
 
@@ -82,14 +82,13 @@ const OF_EXAMINATIONS: [&str; 3] = [RESERVED, proof::questions::PREFIX, proof::r
 ///
 /// # Errors
 /// Invalid for a URL without a path, or with a host, and for a directory inside a prepared one. Unsupported for SMB and
-/// for a file system without hard links. The first request
-/// reports a directory that was not prepared, unless that request is `init`.
+/// for a file system without hard links. The first request reports a directory that was not prepared, unless that
+/// request is `init`.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let path = location::path_of(&url.checked(&mut options)?)?;
     // The time stamps of files may come from wrong clocks, so they end no lease.
     options.store_clock = false;
-    let register = DirectoryRegister::new(path, MAX_VALUE_BYTES, options.env.clone())?;
-    register.refuse_nested().await?;
+    let register = DirectoryRegister::new(path, Contents::Records, options.env.clone())?;
     register.touch().await?;
     Ok(Arc::new(RegisterLeases::new(Arc::new(register), options)))
 }
@@ -101,17 +100,16 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
 pub(super) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Register>, String), Error> {
     let path = location::object_of(url)?;
     let parent = path.parent().unwrap_or(&path).to_owned();
-    let register = DirectoryRegister::new(parent.clone(), MAX_OBJECT_BYTES, env.clone())?;
+    let register = DirectoryRegister::new(parent.clone(), Contents::Objects, env.clone())?;
     let from = path.clone();
-    let around = register.run(move |_| {
+    let found = register.run(move |_| {
         let found = Directory::above_object(&from).map(|found| found.map(Path::to_owned));
         found.map_err(Fault::not_applied)
     });
     // Without a prepared directory, the first request reports the parent.
-    let directory = around.await.map_err(StoreError::of_read)?.unwrap_or(parent);
+    let directory = found.await.map_err(StoreError::of_read)?.unwrap_or(parent);
     let key = path.strip_prefix(&directory).unwrap_or(&path).to_string_lossy().into_owned();
-    let register = DirectoryRegister::new(directory, MAX_OBJECT_BYTES, env)?;
-    register.refuse_nested().await?;
+    let register = DirectoryRegister::new(directory, Contents::Objects, env)?;
     register.touch().await?;
     Ok((Arc::new(register), key))
 }
@@ -125,8 +123,8 @@ struct DirectoryRegister {
 }
 
 impl DirectoryRegister {
-    fn new(path: PathBuf, most_bytes: usize, env: Env) -> Result<Self, Error> {
-        let worker = OnWorker::start("dir", Directory { path, env, clock: Arc::default(), most_bytes })?;
+    fn new(path: PathBuf, contents: Contents, env: Env) -> Result<Self, Error> {
+        let worker = OnWorker::start("dir", Directory { path, env, clock: Arc::default(), contents })?;
         let threads = Arc::new(Semaphore::new(THREADS));
         Ok(Self { directory: worker.leases.clone(), worker, threads })
     }
@@ -148,8 +146,10 @@ impl DirectoryRegister {
             .await
         });
         let unanswered = |why: String| Err(Fault::unavailable(why).maybe_applied());
-        let is_of_records = self.directory.most_bytes <= MAX_VALUE_BYTES;
-        let limit = if is_of_records { REQUEST_LIMIT } else { LIMITS.longest_write };
+        let limit = match self.directory.contents {
+            Contents::Records => REQUEST_LIMIT,
+            Contents::Objects => LIMITS.longest_write,
+        };
         match timeout(&*self.env().clock, limit, job).await {
             Some(done) => done?.unwrap_or_else(|error| unanswered(error.to_string())),
             None => unanswered(format!("{} did not respond within {limit:.0?}", self.identity())),
@@ -166,22 +166,20 @@ impl DirectoryRegister {
         self.run(move |directory| work(&directory.key(&key))).await
     }
 
-    /// Fails if the directory is inside another one. The next request reports errors of the file system.
-    async fn refuse_nested(&self) -> Result<(), StoreError> {
-        let checked = self.run(|directory| directory.refuse_nested().map_err(Fault::not_applied)).await;
-        checked.or_else(|error| if error.fault().kind == ErrorKind::Invalid { Err(error) } else { Ok(()) })
-    }
-
     /// Tries out hard links, and reads the file server's clock, which the tokens of new locks are taken from. Reports
-    /// only that locks are impossible: the next request reports other errors, unless it is `init`.
+    /// only what makes locks impossible: hard links are missing, or the directory is inside another one. The next
+    /// request reports other errors, unless it is `init`.
     async fn touch(&self) -> Result<(), StoreError> {
         let nonce = self.nonce();
-        self.run(move |directory| examine::links(&directory.marker(), nonce).map_err(Fault::not_applied))
-            .await
-            .or_else(|error| match error.fault().kind {
-                ErrorKind::Unsupported => Err(error),
-                _ => Ok(()),
-            })
+        let tried = self.run(move |directory| {
+            Ok([directory.refuse_nested(), examine::links(&directory.marker(), nonce)])
+        });
+        let [nested, links] = tried.await.unwrap_or([Ok(()), Ok(())]);
+        let counts = |tried: Result<(), Fault>, kind| {
+            tried.or_else(|fault| if fault.kind == kind { Err(fault.not_applied()) } else { Ok(()) })
+        };
+        counts(nested, ErrorKind::Invalid)?;
+        counts(links, ErrorKind::Unsupported)
     }
 
     /// Writes the value of `key`, or deletes it if `value` is `None`.
@@ -282,7 +280,7 @@ impl Register for DirectoryRegister {
 
     fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
         let path = location::absolute(endpoint)?;
-        Ok(Arc::new(Self::new(path, self.directory.most_bytes, self.env().clone())?))
+        Ok(Arc::new(Self::new(path, self.directory.contents, self.env().clone())?))
     }
 
     fn capabilities(&self) -> RegisterCapabilities {

@@ -9,7 +9,7 @@ use super::super::record::RecordState;
 use super::super::record_cache::Observation;
 use super::{Reading, RegisterLeases, STORE_TIMEOUT};
 use crate::clock::Deadline;
-use crate::error::{Fault, StoreError};
+use crate::error::{Error, Fault, StoreError};
 use crate::lease::pacing::{Pacing, expected, held_for};
 use crate::lease::{self, Claim, HolderInfo, Id, PermitQueue, Ttl, Watch};
 use crate::runtime::task;
@@ -201,8 +201,8 @@ impl RegisterLeases {
             };
             permit.lent_to(leases.records.env(), look).await
         });
-        look.await
-            .unwrap_or_else(|_| Err(Fault::unavailable("the tokio runtime has shut down").not_applied()))
+        let unanswered = |error: Error| Fault::new(error.kind(), error.to_string()).not_applied();
+        look.await.map_err(unanswered).flatten()
     }
 
     /// Returns how long the lock has certainly been held.

@@ -34,6 +34,12 @@ pub(crate) struct JsonRecords {
 }
 
 impl JsonRecords {
+    /// Returns whether `key` is that of a lock's record or line.
+    #[allow(dead_code, reason = "only a directory refuses objects with such keys")]
+    pub(crate) fn is_key(key: &str) -> bool {
+        key.ends_with(SUFFIX) || key.ends_with(LINE)
+    }
+
     /// Creates the records of `register`.
     pub(crate) fn new(register: Arc<dyn Register>) -> Self {
         Self { register, trust: Trust::default(), trust_in_deletes: Trust::default() }

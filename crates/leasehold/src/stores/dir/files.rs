@@ -13,6 +13,7 @@ use super::names::{self, Part};
 use crate::clock::{Moment, StoreClock};
 use crate::env::Env;
 use crate::error::Fault;
+use crate::stores::contents::Contents;
 
 /// The resolution of time stamps on the file systems that have hard links.
 const RESOLUTION: Duration = Duration::from_secs(1);
@@ -31,8 +32,7 @@ pub(super) struct Directory {
     pub(super) env: Env,
     /// The file server's clock, as the time stamps of new files show it.
     pub(super) clock: Arc<StoreClock>,
-    /// The maximum length of a value, in bytes.
-    pub(super) most_bytes: usize,
+    pub(super) contents: Contents,
 }
 
 impl Directory {
@@ -186,12 +186,12 @@ impl Folder for KeyFolder<'_> {
     }
 
     fn read(&self, name: &str) -> io::Result<Vec<u8>> {
-        let most = (self.directory.most_bytes + MAX_HEADER_BYTES) as u64;
+        let most_bytes = self.directory.contents.most_bytes();
+        let most = (most_bytes + MAX_HEADER_BYTES) as u64;
         let mut content = Vec::new();
         File::open(self.path.join(name))?.take(most + 1).read_to_end(&mut content)?;
         if content.len() as u64 > most {
-            let message = format!("it has more than {} bytes", self.directory.most_bytes);
-            return Err(io::Error::new(K::FileTooLarge, message));
+            return Err(io::Error::new(K::FileTooLarge, format!("it has more than {most_bytes} bytes")));
         }
         Ok(content)
     }

@@ -3,10 +3,8 @@
 use std::path::PathBuf;
 
 use crate::error::Error;
+use crate::protocol::records::JsonRecords;
 use crate::url::{CheckedUrl, StoreUrl, flaw_of_path};
-
-/// The ends of the keys of locks and their lines.
-const OF_LOCKS: [&str; 2] = [".lock", ".line"];
 
 /// The longest path, in bytes, on most systems.
 const MAX_PATH_BYTES: usize = 4_095;
@@ -39,7 +37,7 @@ pub(super) fn object_of(url: StoreUrl) -> Result<PathBuf, Error> {
     let path = path_of(&url.checked_object()?)?;
     let flaw = match path.to_str() {
         None => Some("is not UTF-8".to_owned()),
-        Some(text) if OF_LOCKS.iter().any(|end| text.ends_with(end)) => {
+        Some(text) if JsonRecords::is_key(text) => {
             Some("ends like the key of a lock, with `.lock` or `.line`".to_owned())
         }
         Some(text) => flaw_of_path(text.strip_prefix('/').unwrap_or(text), MAX_PATH_BYTES),

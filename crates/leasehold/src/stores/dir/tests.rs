@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::clock::TestClock;
 use crate::error::ErrorKind;
-use crate::register::Metadata;
+use crate::register::{MAX_VALUE_BYTES, Metadata};
 
 async fn register(folder: &TempDir) -> DirectoryRegister {
     let register = unprepared(folder);
@@ -19,7 +19,7 @@ async fn register(folder: &TempDir) -> DirectoryRegister {
 }
 
 fn unprepared(folder: &TempDir) -> DirectoryRegister {
-    DirectoryRegister::new(folder.path().join("locks"), MAX_VALUE_BYTES, Env::system()).unwrap()
+    DirectoryRegister::new(folder.path().join("locks"), Contents::Records, Env::system()).unwrap()
 }
 
 fn files(register: &DirectoryRegister, key: &str) -> Vec<String> {
@@ -165,7 +165,7 @@ async fn a_directory_inside_another_one_is_not_prepared() {
     let folder = tempfile::tempdir().unwrap();
     let outer = register(&folder).await;
     let path = outer.directory.path.join("inner");
-    let inner = DirectoryRegister::new(path.clone(), MAX_VALUE_BYTES, Env::system()).unwrap();
+    let inner = DirectoryRegister::new(path.clone(), Contents::Records, Env::system()).unwrap();
     let error = inner.init().await.unwrap_err();
     assert!(error.fault().message.ends_with("which was prepared for locks"), "{error:?}");
     assert!(!path.exists());
@@ -173,7 +173,7 @@ async fn a_directory_inside_another_one_is_not_prepared() {
     fs::create_dir(outer.directory.path.join("sub")).unwrap();
     std::os::unix::fs::symlink(outer.directory.path.join("sub"), folder.path().join("sub")).unwrap();
     let by_link = folder.path().join("sub/new");
-    let by_link = DirectoryRegister::new(by_link, MAX_VALUE_BYTES, Env::system()).unwrap();
+    let by_link = DirectoryRegister::new(by_link, Contents::Records, Env::system()).unwrap();
     assert!(by_link.init().await.unwrap_err().fault().message.ends_with("which was prepared for locks"));
     // Nor is it used if it was prepared before the outer one, also by a link to it.
     fs::create_dir_all(path.join(".leasehold")).unwrap();
@@ -196,7 +196,7 @@ async fn a_marker_in_a_sticky_directory_counts_for_nothing() {
     fs::create_dir(folder.path().join(".leasehold")).unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o1777)).unwrap();
     let inner = register(&folder).await;
-    inner.refuse_nested().await.unwrap();
+    inner.directory.refuse_nested().unwrap();
     let url = StoreUrl::parse(&format!("dir:{}/other/a.json", folder.path().display())).unwrap();
     let (objects, key) = open_object(url, Env::system()).await.unwrap();
     let error = objects.read(&key).await.unwrap_err();
@@ -276,7 +276,7 @@ fn errors_of_the_system_have_their_kind() {
 async fn requests_to_a_file_server_that_hangs_end_in_time() {
     let folder = tempfile::tempdir().unwrap();
     let env = Env::seeded(Arc::new(TestClock::default()), 1);
-    let register = DirectoryRegister::new(folder.path().join("locks"), MAX_VALUE_BYTES, env).unwrap();
+    let register = DirectoryRegister::new(folder.path().join("locks"), Contents::Records, env).unwrap();
     let (respond, responds) = std::sync::mpsc::channel::<()>();
     let responds = Arc::new(std::sync::Mutex::new(responds));
     let hung = (0..THREADS).map(|_| {

@@ -98,8 +98,8 @@ impl Bucket {
     pub(super) fn copies(&self) -> Option<Copies> {
         let setting = &self.config["republish"];
         let beginning = |pattern: &str| Some(setting[pattern].as_str()?.strip_suffix('>')?.to_owned());
-        let replaced = [beginning("src")?, beginning("dest")?];
-        (setting["headers_only"] != true).then_some(Copies { replaced })
+        let copies = Copies { source: beginning("src")?, destination: beginning("dest")? };
+        (setting["headers_only"] != true).then_some(copies)
     }
 
     /// Fails if the bucket can lose locks, or if its leader is too old. During an upgrade of a cluster, the client may
@@ -153,7 +153,7 @@ impl Bucket {
 /// The settings of a new bucket: those that NATS's own clients give a bucket, and copies for waiters. Its revisions
 /// begin with `first`.
 pub(super) fn settings(keys: &Keys, replicas: u64, first: u64) -> Value {
-    let [from, to] = Copies::made_for(keys).replaced;
+    let Copies { source, destination } = Copies::made_for(keys);
     json!({
         "name": keys.stream(),
         "description": "locks of leasehold",
@@ -171,7 +171,7 @@ pub(super) fn settings(keys: &Keys, replicas: u64, first: u64) -> Value {
         "allow_direct": true,
         "first_seq": first,
         // A subscription to the keys themselves would receive a write before it is stored, and refused ones too.
-        "republish": { "src": format!("{from}>"), "dest": format!("{to}>") },
+        "republish": { "src": format!("{source}>"), "dest": format!("{destination}>") },
     })
 }
 

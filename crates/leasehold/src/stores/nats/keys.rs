@@ -51,20 +51,23 @@ impl Keys {
 /// What the server publishes a copy of, once it has stored it, and under which subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Copies {
-    /// The beginning of the subjects, and what replaces it.
-    pub(super) replaced: [String; 2],
+    /// The beginning of the subjects.
+    pub(super) source: String,
+    /// The beginning of the subjects of their copies.
+    pub(super) destination: String,
 }
 
 impl Copies {
     /// Returns the copies of a new bucket.
     pub(super) fn made_for(keys: &Keys) -> Self {
-        Self { replaced: ["$KV", "leasehold"].map(|root| format!("{root}.{}.", keys.bucket)) }
+        let [source, destination] = ["$KV", "leasehold"].map(|root| format!("{root}.{}.", keys.bucket));
+        Self { source, destination }
     }
 
     /// Returns the subject of the copies of messages with `subject`.
     pub(super) fn of(&self, subject: &str) -> Option<String> {
-        let [from, to] = &self.replaced;
-        subject.strip_prefix(from.as_str()).map(|rest| format!("{to}{rest}"))
+        let Self { source, destination } = self;
+        subject.strip_prefix(source.as_str()).map(|rest| format!("{destination}{rest}"))
     }
 }
 

@@ -8,10 +8,11 @@ use reqwest::header::HeaderMap;
 
 use super::answer::Failure;
 use super::https::{body, failure};
-use super::{Contents, Meaning, request_limit};
+use super::{Meaning, request_limit};
 use crate::clock;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault};
+use crate::stores::contents::Contents;
 
 /// The resolution of a `Date` header, which is rounded down to whole seconds.
 pub(in crate::stores) const DATE_RESOLUTION: Duration = Duration::from_secs(1);

@@ -8,8 +8,9 @@ use bytes::{Bytes, BytesMut};
 use md5::{Digest, Md5};
 
 use super::super::aws::config::REQUEST_LIMIT;
+use super::super::contents::Contents;
 use super::super::over_http::causes::chain;
-use super::super::over_http::{Contents, request_limit};
+use super::super::over_http::request_limit;
 use crate::clock;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
