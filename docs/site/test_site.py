@@ -158,6 +158,6 @@ def test_search_finds(reader, search, query):
 @pytest.mark.parametrize("width", [360, 768, 1440])
 def test_a_page_fits_its_window(reader, address, width):
     reader.set_viewport_size({"width": width, "height": 900})
-    for page in ("", "docs/guides/cron/", "docs/stores/s3/", "docs/performance/waiters/"):
+    for page in ("", "docs/guides/cron/", "docs/stores/s3/", "docs/performance/"):
         reader.goto(address + page)
         assert reader.evaluate("document.documentElement.scrollWidth") <= width, page

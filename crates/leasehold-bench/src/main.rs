@@ -112,8 +112,8 @@ async fn run(options: &Options) -> Result<ExitCode, String> {
         }
     }
     for scenario in &options.scenarios {
-        if options.report_only || *scenario == Scenario::Fairness {
-            report::blocks(&results, *scenario).into_iter().for_each(|block| show(block, *scenario));
+        if options.report_only {
+            results.of(*scenario).into_iter().for_each(|block| show(block, *scenario));
         }
     }
     if options.write {

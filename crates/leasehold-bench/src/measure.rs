@@ -7,6 +7,7 @@ mod many;
 mod recovery;
 
 use std::collections::BTreeMap;
+use std::process::Stdio;
 use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
@@ -72,6 +73,7 @@ impl Run<'_> {
             store: self.store.name().to_owned(),
             rtt_ms: self.round_trip_ms,
             date: today(),
+            commit: git(&["rev-parse", "HEAD"]).unwrap_or_default(),
             command: format!("./bench {}", self.options.typed.join(" ")).trim_end().to_owned(),
             processors: std::thread::available_parallelism().map_or(1, usize::from),
             settings,
@@ -105,7 +107,6 @@ impl Run<'_> {
             Scenario::Recovery => recovery::measure(self, contender, lock, round, &connection).await,
             Scenario::Many => many::measure(self, contender, lock, &mut connection).await,
             Scenario::Run => command::measure(self, contender, lock, &connection).await,
-            Scenario::Fairness => Err(MeasureError::Failed("it is computed from other scenarios".to_owned())),
         }
     }
 
@@ -183,6 +184,12 @@ async fn granted(program: &mut Program, within: Duration) -> Result<u64, Measure
 
 fn now_us() -> u64 {
     SystemClock.now().wall_us()
+}
+
+/// Returns what git prints, or `None` if it fails.
+pub(crate) fn git(arguments: &[&str]) -> Option<String> {
+    let output = std::process::Command::new("git").args(arguments).stderr(Stdio::null()).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 fn today() -> String {

@@ -57,7 +57,21 @@ pub(crate) const TOOK: Metric = shown("took_s", "all turns, s");
 pub(crate) const LONGEST_WAIT: Metric = shown("longest_wait_s", "longest wait, s");
 
 impl Scenario {
-    /// Returns the columns of its table. The first column is plotted.
+    /// Returns the columns of its table on the page. Clients are compared by the first one, which is also plotted.
+    pub(crate) fn summary(self) -> &'static [Metric] {
+        match self {
+            Self::Uncontended => &[OPS, REQUESTS, CYCLE_P99],
+            Self::Tasks | Self::Processes => &[OPS, REQUESTS, STARVED],
+            Self::HandOff => &[HAND_OFF_P50, HAND_OFF_P99, REQUESTS],
+            Self::Recovery => &[RECOVERY_S],
+            Self::Many => &[CPU, MEMORY, REQUESTS_PER_S, LOST],
+            Self::Run => &[RUN_P50, RUN_P90],
+            Self::First => &[FIRST_MS, REQUESTS],
+            Self::Waiters => &[REQUESTS, HAND_OFF_P50, OVERTAKEN, STARVED],
+        }
+    }
+
+    /// Returns the columns of its table in the terminal.
     pub(crate) fn metrics(self) -> &'static [Metric] {
         match self {
             Self::Uncontended => &[OPS, REQUESTS, CYCLE_P50, CYCLE_P99],
@@ -66,7 +80,6 @@ impl Scenario {
             Self::Recovery => &[RECOVERY_TTLS, RECOVERY_S],
             Self::Many => &[CPU, MEMORY, REQUESTS_PER_S, STREAMS, ACQUIRE_S, LOST],
             Self::Run => &[RUN_P50, RUN_P90],
-            Self::Fairness => &[JAIN_TASKS, JAIN_PROCESSES, LONGEST_WAIT, STARVED],
             Self::First => &[FIRST_MS, REQUESTS],
             Self::Waiters => &[
                 REQUESTS,

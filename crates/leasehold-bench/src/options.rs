@@ -109,12 +109,8 @@ impl Options {
 
     /// Returns the runs: each scenario on each of its stores, with each round trip and each number of processes.
     pub(crate) fn plan(&self) -> Vec<(Scenario, Store, f64, Load)> {
-        let mut runs: Vec<Scenario> =
-            self.scenarios.iter().flat_map(|scenario| scenario.runs()).copied().collect();
-        runs.sort_unstable();
-        runs.dedup();
         let mut plan = Vec::new();
-        for scenario in runs {
+        for scenario in self.scenarios.iter().copied() {
             for store in scenario.stores() {
                 if self.stores.as_ref().is_some_and(|stores| !stores.contains(&store)) {
                     continue;
@@ -212,23 +208,6 @@ mod tests {
         let expected = [Scenario::Uncontended, Scenario::HandOff]
             .map(|scenario| [(scenario, store("etcd"), 0.0), (scenario, store("etcd"), 5.0)]);
         assert_eq!(plan, expected.concat());
-    }
-
-    #[test]
-    fn fairness_uses_the_contended_runs_which_are_run_once() {
-        let scenarios = |arguments: &[&str]| -> Vec<Scenario> {
-            let mut scenarios: Vec<_> =
-                read(arguments).unwrap().plan().into_iter().map(|(scenario, ..)| scenario).collect();
-            scenarios.dedup();
-            scenarios
-        };
-        assert_eq!(scenarios(&["h"]), [Scenario::Tasks, Scenario::Processes]);
-        assert_eq!(scenarios(&["h", "b", "sqlite"]), [Scenario::Tasks, Scenario::Processes]);
-        // Some scenarios are measured only on servers.
-        if cfg!(feature = "servers") {
-            let everything = scenarios(&[]);
-            assert!(Scenario::ALL.iter().all(|one| *one == Scenario::Fairness || everything.contains(one)));
-        }
     }
 
     #[cfg(feature = "servers")]

@@ -6,16 +6,11 @@ pub(crate) mod table;
 pub(crate) mod targets;
 
 use crate::metrics::{Metric, REQUESTS};
-use crate::results::{Block, Results, Row};
+use crate::results::{Block, Row};
 use crate::roster::Role;
 use crate::scenario::Scenario;
 
 use self::table::{Table, number, spread};
-
-/// Returns the blocks in a scenario's report.
-pub(crate) fn blocks(results: &Results, scenario: Scenario) -> Vec<&Block> {
-    scenario.runs().iter().flat_map(|run| results.of(*run)).collect()
-}
 
 /// Returns the table of a block.
 pub(crate) fn table(block: &Block, scenario: Scenario) -> Table {

@@ -29,6 +29,8 @@ pub(crate) struct Block {
     pub(crate) rtt_ms: f64,
     /// The date of the measurement.
     pub(crate) date: String,
+    /// The commit of the working tree, as `git rev-parse HEAD` prints it. Empty without git.
+    pub(crate) commit: String,
     /// The command line.
     pub(crate) command: String,
     /// The number of processors of the machine.
@@ -215,6 +217,7 @@ pub(crate) mod tests {
             store: store.to_owned(),
             rtt_ms,
             date: "2026-01-02".to_owned(),
+            commit: "0123456789".to_owned(),
             command: "./bench".to_owned(),
             processors: 2,
             settings: BTreeMap::from([("rounds".to_owned(), 3.0)]),

@@ -17,8 +17,6 @@ pub(crate) enum Scenario {
     Recovery,
     Many,
     Run,
-    /// Not run separately, but computed from the runs of [`Tasks`](Self::Tasks) and [`Processes`](Self::Processes).
-    Fairness,
     Waiters,
     First,
 }
@@ -44,7 +42,6 @@ impl Scenario {
         Self::Recovery,
         Self::Many,
         Self::Run,
-        Self::Fairness,
         Self::Waiters,
         Self::First,
     ];
@@ -59,7 +56,6 @@ impl Scenario {
             Self::Recovery => "e",
             Self::Many => "f",
             Self::Run => "g",
-            Self::Fairness => "h",
             Self::Waiters => "i",
             Self::First => "j",
         }
@@ -74,7 +70,6 @@ impl Scenario {
             Self::Recovery => "recovery",
             Self::Many => "many",
             Self::Run => "run",
-            Self::Fairness => "fairness",
             Self::Waiters => "waiters",
             Self::First => "first",
         }
@@ -89,7 +84,6 @@ impl Scenario {
             Self::Recovery => "A holder is killed (-9) while another process waits",
             Self::Many => "One process holds 10,000 locks",
             Self::Run => "A command under a lock",
-            Self::Fairness => "How evenly waiters are served",
             Self::Waiters => "Processes wait for one lock and hold it in turn",
             Self::First => "The first grant of a lock",
         }
@@ -120,22 +114,6 @@ impl Scenario {
     /// faster for minutes. That matters for [`Uncontended`](Self::Uncontended), which measures nothing but requests.
     pub(crate) fn warm_up_rounds(self) -> u32 {
         u32::from(self == Self::Uncontended)
-    }
-
-    /// Returns the scenarios that must run for this one.
-    pub(crate) fn runs(self) -> &'static [Self] {
-        match self {
-            Self::Uncontended => &[Self::Uncontended],
-            Self::Tasks => &[Self::Tasks],
-            Self::Processes => &[Self::Processes],
-            Self::HandOff => &[Self::HandOff],
-            Self::Recovery => &[Self::Recovery],
-            Self::Many => &[Self::Many],
-            Self::Run => &[Self::Run],
-            Self::Fairness => &[Self::Tasks, Self::Processes],
-            Self::Waiters => &[Self::Waiters],
-            Self::First => &[Self::First],
-        }
     }
 
     /// Returns the scenario with this letter or name.

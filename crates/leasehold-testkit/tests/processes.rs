@@ -19,7 +19,7 @@ macro_rules! processes {
     // A serial server does not respond to so many clients within the time limits.
     ($storage:ident serial) => { processes! { $storage: } };
     ($storage:ident $shared:ident) => {
-        processes! { $storage: sixteen_processes_count_exactly never_more_processes_than_permits }
+        processes! { $storage: sixteen_processes_count_exactly }
     };
     ($storage:ident: $($crowd:ident)*) => {
         on_storage! { $storage:
@@ -45,8 +45,19 @@ async fn sixteen_processes_count_exactly(storage: &str) {
     workers::count_exactly(fresh.url(), fresh.folder()).await;
 }
 
-async fn never_more_processes_than_permits(storage: &str) {
-    workers::never_more_processes_than_permits(fresh(storage).await.url()).await;
+/// A semaphore consists of locks, and the simulation proves its rules. So it runs on one store with records, and on the
+/// two that have a queue or transactions of their own.
+mod permits {
+    #[cfg(feature = "etcd")]
+    on_storage! { etcd: never_more_processes_than_permits }
+    #[cfg(feature = "s3")]
+    on_storage! { s3_minio: never_more_processes_than_permits }
+    #[cfg(feature = "sqlite")]
+    on_storage! { sqlite: never_more_processes_than_permits }
+
+    async fn never_more_processes_than_permits(storage: &str) {
+        crate::workers::never_more_processes_than_permits(super::fresh(storage).await.url()).await;
+    }
 }
 
 async fn a_waiter_succeeds_a_killed_holder(storage: &str) {

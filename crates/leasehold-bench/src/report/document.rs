@@ -1,48 +1,44 @@
-//! Updates docs/performance.md and the page of each scenario: the text between their markers is generated from the
-//! results, and the rest is written by hand.
+//! Updates docs/performance.md: the text between its markers is generated from the results, and the rest is written by
+//! hand.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use super::targets::judge;
-use super::{blocks, chart, settings, table};
-use crate::results::{Results, write};
+use super::chart;
+use super::table::{Table, number};
+use super::targets::{judge, times_better};
+use crate::metrics::{Better, Metric};
+use crate::results::{Block, Results, Row, write};
+use crate::roster::Role;
 use crate::scenario::Scenario;
 
-/// The page with the targets.
+/// The page.
 pub(crate) const DOCUMENT: &str = "docs/performance.md";
-/// The pages of the scenarios, their plots, and the results from which everything is generated.
+/// The plots, and the results from which everything is generated.
 pub(crate) const FOLDER: &str = "docs/performance";
 
-/// Updates the pages and their plots.
+/// Updates the page and its plots.
 pub(crate) fn update(results: &Results) -> Result<(), String> {
-    for (page, text) in pages(results, Path::new(""))? {
-        write(&page, &text)?;
-    }
+    write(Path::new(DOCUMENT), &page(results, Path::new(DOCUMENT))?)?;
     plots(results, Path::new(FOLDER))
 }
 
-/// Returns the pages below `root`, with the text that is generated from `results`.
-fn pages(results: &Results, root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
-    let sections = Scenario::ALL.iter().map(|scenario| {
-        let page = Path::new(FOLDER).join(format!("{}.md", scenario.name()));
-        (page, scenario.name(), section(results, *scenario))
-    });
-    let targets = (PathBuf::from(DOCUMENT), "targets", targets(results));
-    let updated = sections.chain([targets]).map(|(page, name, content)| {
-        let page = root.join(page);
-        let in_page = |error: String| format!("{}: {error}", page.display());
-        let text = fs::read_to_string(&page).map_err(|error| in_page(error.to_string()))?;
-        let text = replaced(&text, name, &content).map_err(in_page)?;
-        Ok((page, text))
-    });
-    updated.collect()
+/// Returns the page, with the text that is generated from `results`.
+fn page(results: &Results, page: &Path) -> Result<String, String> {
+    let in_page = |error: String| format!("{}: {error}", page.display());
+    let text = fs::read_to_string(page).map_err(|error| in_page(error.to_string()))?;
+    let sections = Scenario::ALL.iter().map(|scenario| (scenario.name(), section(results, *scenario)));
+    sections
+        .chain([("targets", targets(results))])
+        .try_fold(text, |text, (name, content)| replaced(&text, name, &content))
+        .map_err(in_page)
 }
 
 /// Plots the results.
 pub(crate) fn plots(results: &Results, folder: &Path) -> Result<(), String> {
     for scenario in Scenario::ALL {
-        let blocks = blocks(results, *scenario);
+        let blocks = results.of(*scenario);
         if let (false, Some(metric)) = (blocks.is_empty(), scenario.metrics().first()) {
             let svg = chart::chart(scenario.title(), metric, &blocks);
             write(&folder.join(format!("{}.svg", scenario.name())), &svg)?;
@@ -55,7 +51,7 @@ pub(crate) fn plots(results: &Results, folder: &Path) -> Result<(), String> {
 fn targets(results: &Results) -> String {
     let mut text = "| | where | target | measured | |\n|---|---|---|---|---|\n".to_owned();
     for scenario in Scenario::ALL {
-        for verdict in judge(*scenario, &blocks(results, *scenario)) {
+        for verdict in judge(*scenario, &results.of(*scenario)) {
             text.push_str(&format!(
                 "| {} | {} | {} | {} | {} |\n",
                 scenario.letter(),
@@ -69,28 +65,74 @@ fn targets(results: &Results) -> String {
     text
 }
 
-/// Returns the section of a scenario, with its plot and its tables.
+/// Returns the section of a scenario: its plot, one table, and how it was measured.
 fn section(results: &Results, scenario: Scenario) -> String {
-    let blocks = blocks(results, scenario);
+    let blocks = results.of(scenario);
     if blocks.is_empty() {
         return "Not measured yet.\n".to_owned();
     }
-    let mut text = format!("![{}]({}.svg)\n", scenario.title(), scenario.name());
-    let mut above: Vec<String> = Vec::new();
-    for block in &blocks {
-        // Name the scenario, because fairness uses the runs of two others.
-        let run = Scenario::named(&block.scenario).filter(|run| *run != scenario);
-        let mut heading: Vec<_> = run.map(|run| run.title().to_owned()).into_iter().collect();
-        heading.extend([format!("`{}` on {}", block.command, block.date), settings(block)]);
-        // What is the same as above the previous table is not repeated.
-        let same = heading.iter().zip(&above).take_while(|(line, above)| line == above).count();
-        for line in &heading[same..] {
-            text.push_str(&format!("\n{line}\n"));
-        }
-        text.push_str(&format!("\n{}", table(block, scenario).markdown()));
-        above = heading;
-    }
-    text
+    let table = summary(scenario, &blocks);
+    let runs: BTreeSet<String> = blocks.iter().map(|block| run_of(block)).collect();
+    let runs = runs.into_iter().collect::<Vec<_>>().join("; ");
+    format!(
+        "![{}](performance/{}.svg)\n\n{}\nMeasured with {runs}.\n",
+        scenario.title(),
+        scenario.name(),
+        table.markdown()
+    )
+}
+
+/// Returns the command of a block, with its date and commit.
+fn run_of(block: &Block) -> String {
+    let rounds = block.settings.get("rounds").copied().unwrap_or_default();
+    let commit = block.commit.get(..10).unwrap_or("an unknown commit");
+    format!("`{}` ({rounds} rounds, {}, {commit})", block.command, block.date)
+}
+
+/// Returns a table with one line for each place: leasehold beside the best other client by the first metric.
+fn summary(scenario: Scenario, blocks: &[&Block]) -> Table {
+    let metrics = scenario.summary();
+    let main = &metrics[0];
+    let near = |block: &Block| block.rows.iter().any(|row| row.is(Role::Conditional));
+    let has_calls = blocks.iter().any(|block| near(block));
+    let mut head = vec!["store".to_owned()];
+    head.extend(metrics.iter().map(|metric| metric.title.to_owned()));
+    head.extend(["best other client".to_owned(), main.title.to_owned(), "ours, times better".to_owned()]);
+    head.extend(has_calls.then(|| "ours, times the conditional calls".to_owned()));
+    let lines = blocks.iter().map(|block| {
+        let median = |row: Option<&Row>, metric: &Metric| {
+            let spread = row.and_then(|row| row.spread(metric.name));
+            spread.map_or_else(|| "-".to_owned(), |spread| number(spread.median))
+        };
+        let (ours, best) = (block.ours(), best(block, main));
+        let against = |other: Option<&Row>| {
+            let times = ours.zip(other).and_then(|(ours, other)| times_better(ours, other, main));
+            times.map_or_else(String::new, |times| number(times.median))
+        };
+        let mut line = vec![block.place()];
+        line.extend(metrics.iter().map(|metric| median(ours, metric)));
+        line.extend([
+            best.map_or_else(String::new, |best| best.title.clone()),
+            best.map_or_else(String::new, |best| median(Some(best), main)),
+            against(best),
+        ]);
+        let calls = block.rows.iter().find(|row| row.is(Role::Conditional));
+        line.extend(has_calls.then(|| against(calls)));
+        line
+    });
+    let rows = lines.collect();
+    Table { head, rows }
+}
+
+/// Returns the other client with the best median.
+fn best<'a>(block: &'a Block, metric: &Metric) -> Option<&'a Row> {
+    let peers = block.rows.iter().filter(|row| row.is(Role::Peer));
+    let measured = peers.filter_map(|row| Some((row, row.spread(metric.name)?.median)));
+    let best = match metric.better {
+        Better::More => measured.max_by(|(_, one), (_, other)| one.total_cmp(other)),
+        Better::Less => measured.min_by(|(_, one), (_, other)| one.total_cmp(other)),
+    };
+    best.map(|(row, _)| row)
 }
 
 /// Replaces the text between the markers of `name` with `content`.
@@ -107,7 +149,11 @@ fn replaced(text: &str, name: &str, content: &str) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::path::PathBuf;
+
     use super::*;
+    use crate::measure::git;
     use crate::metrics::OPS;
     use crate::results::tests::{block, row};
     use crate::roster::Role;
@@ -121,40 +167,76 @@ mod tests {
         assert!(replaced(text, "y", "new\n").unwrap_err().contains("measured: y"));
     }
 
+    fn root() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+    }
+
+    fn published() -> Results {
+        Results::load(&root().join(FOLDER).join("results.json")).unwrap()
+    }
+
     // Without them, the titles of their tables are not known.
     #[cfg(feature = "servers")]
     #[test]
-    fn the_pages_show_the_results() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let results = Results::load(&root.join(FOLDER).join("results.json")).unwrap();
-        for (page, text) in pages(&results, &root).unwrap() {
-            let outdated = fs::read_to_string(&page).unwrap() != text;
-            assert!(!outdated, "{}: run ./bench report --write", page.display());
+    fn the_page_shows_the_results() {
+        let document = root().join(DOCUMENT);
+        let outdated = fs::read_to_string(&document).unwrap() != page(&published(), &document).unwrap();
+        assert!(!outdated, "{}: run ./bench report --write", document.display());
+    }
+
+    /// The figures are of the code as it is: since they were measured, not much of what they depend on has changed.
+    #[test]
+    fn the_figures_are_not_older_than_the_code() {
+        /// How many lines may change before a scenario must be measured again.
+        const MOST: u64 = 3_000;
+        let root = root().canonicalize().unwrap();
+        let in_root = |arguments: &[&str]| git(&[&["-C", root.to_str().unwrap()], arguments].concat());
+        // An archive of the sources has no history.
+        if in_root(&["rev-parse", "--is-shallow-repository"]).is_none_or(|shallow| shallow == "true") {
+            return;
+        }
+        let mut changed: BTreeMap<String, u64> = BTreeMap::new();
+        for block in published().blocks {
+            let lines = *changed.entry(block.commit.clone()).or_insert_with(|| {
+                let paths = ["runtime", "protocol", "lease", "native", "stores"]
+                    .map(|room| format!("crates/leasehold/src/{room}"));
+                let mut arguments = vec!["diff", "--numstat", block.commit.as_str(), "HEAD", "--"];
+                arguments.extend(paths.iter().map(String::as_str));
+                arguments.extend([":(exclude)*test*"]);
+                let changes = in_root(&arguments)
+                    .unwrap_or_else(|| panic!("{}: no such commit; measure again", block.commit));
+                changes.lines().filter_map(|line| line.split('\t').next()?.parse::<u64>().ok()).sum()
+            });
+            assert!(
+                lines <= MOST,
+                "({}) on {}: {lines} lines have changed since {}; run {} --write",
+                block.scenario,
+                block.store,
+                block.commit,
+                block.command
+            );
         }
     }
 
     #[test]
-    fn a_section_has_a_plot_a_table_for_each_place_and_the_command() {
+    fn a_section_has_a_plot_a_line_for_each_place_and_the_command() {
         let rows = vec![
             row("leasehold", Role::Ours, OPS.name, &[100.0]),
-            row("peer", Role::Peer, OPS.name, &[50.0]),
+            row("slow", Role::Peer, OPS.name, &[10.0]),
+            row("fast", Role::Peer, OPS.name, &[50.0]),
+            row("calls", Role::Conditional, OPS.name, &[125.0]),
         ];
         let mut results = Results::default();
         for ms in [0.0, 5.0] {
             results.put(block(Scenario::Uncontended, "sqlite", ms, rows.clone()));
         }
         let section = section(&results, Scenario::Uncontended);
-        assert!(
-            section.starts_with("![") && section.matches("| leasehold | 100 |").count() == 2,
-            "{section}"
-        );
-        assert!(section.contains("| peer | 50 | 2 |") && section.contains("5 ms away"), "{section}");
-        assert_eq!(section.matches("`./bench` on 2026-01-02\n").count(), 1, "{section}");
-        assert!(
-            targets(&results).contains("| a | SQLite (a file) | locks/s: 1.5 times the best peer"),
-            "{}",
-            targets(&results)
-        );
+        assert!(section.starts_with("!["), "{section}");
+        assert!(section.contains("| SQLite (a file) | 100 | - | - | fast | 50 | 2 | 0.8 |\n"), "{section}");
+        assert_eq!(section.matches("| fast | 50 | 2 | 0.8 |").count(), 2, "{section}");
+        assert!(section.contains("5 ms away"), "{section}");
+        assert_eq!(section.matches("`./bench` (3 rounds, 2026-01-02, 0123456789)").count(), 1, "{section}");
+        assert!(targets(&results).contains("| a | SQLite (a file) | 0.9 of"), "{}", targets(&results));
         let folder = tempfile::tempdir().unwrap();
         plots(&results, folder.path()).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);

@@ -126,4 +126,4 @@ impl Recipe<'_> {
 }
 
 /// Number of writers. It is one less than a prime, to mix their order.
-const WRITERS: u64 = 10;
+const WRITERS: u64 = 4;

@@ -2,6 +2,7 @@
 //! proofs hold for this code.
 
 use std::collections::HashSet;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use leasehold_model::decide;
@@ -23,24 +24,25 @@ const RULES: Rules = Rules { store_clock: true, margin: Duration::from_secs(5), 
 #[test]
 fn the_model_judges_what_an_acquirer_reads_as_the_library_does() {
     let mut seen = HashSet::new();
+    let all: Vec<_> =
+        attempts().into_iter().map(|all| (all.iter().map(attempt).collect::<Vec<_>>(), all)).collect();
     for found in founds() {
-        for attempts in attempts() {
+        let content = found.map(content);
+        for (sent, attempts) in &all {
             for (lapsed, repeatable) in [(false, false), (false, true), (true, false), (true, true)] {
                 let theirs = decide::judge(
                     &ModelRules::ALL,
                     &Safeguards::ALL,
                     OURS,
-                    &attempts,
+                    attempts,
                     found.as_ref(),
                     lapsed,
                     repeatable,
                 );
                 let claim = Claim { repeatable, ..claim(OURS) };
                 let unchanged_for = if lapsed { Ttl::DEFAULT.contender_span() } else { Duration::ZERO };
-                let content = found.map(content);
-                let sent: Vec<_> = attempts.iter().map(attempt).collect();
-                let ours = match judge(&claim, &sent, content.as_ref(), unchanged_for, None, RULES) {
-                    Claimed::Ours(attempt) => decide::Claimed::Ours(known(&attempts, &attempt)),
+                let ours = match judge(&claim, sent, content.as_ref(), unchanged_for, None, RULES) {
+                    Claimed::Ours(attempt) => decide::Claimed::Ours(known(attempts, &attempt)),
                     Claimed::Grantable { over, floor_from_clock } => {
                         assert_eq!(over.is_some(), found.is_some());
                         decide::Claimed::Grantable { floor_from_clock }
@@ -60,8 +62,8 @@ fn the_model_judges_what_an_acquirer_reads_as_the_library_does() {
 fn the_model_settles_renewals_and_releases_as_the_library_does() {
     let mut seen = HashSet::new();
     for found in founds() {
+        let content = found.map(content);
         for attempts in attempts() {
-            let content = found.map(content);
             let sent: Vec<_> = attempts.iter().map(attempt).collect();
             for before in 1..4 {
                 let theirs =
@@ -200,7 +202,9 @@ fn attempts() -> Vec<Vec<model::Attempt>> {
 }
 
 fn id(number: u8) -> Id {
-    format!("{number:032x}").parse().unwrap()
+    static ALL: LazyLock<Vec<Id>> =
+        LazyLock::new(|| (0..=u8::MAX).map(|number| format!("{number:032x}").parse().unwrap()).collect());
+    ALL[usize::from(number)]
 }
 
 fn number(id: Id) -> u8 {
@@ -208,8 +212,11 @@ fn number(id: Id) -> u8 {
 }
 
 fn claim(grant: u8) -> Claim {
-    let name = crate::LockName::new("x").unwrap();
-    Claim { id: id(grant), ..Claim::new(&Env::system(), name, Ttl::DEFAULT, Holder::this_process()) }
+    static CLAIM: LazyLock<Claim> = LazyLock::new(|| {
+        let name = crate::LockName::new("x").unwrap();
+        Claim::new(&Env::system(), name, Ttl::DEFAULT, Holder::this_process())
+    });
+    Claim { id: id(grant), ..CLAIM.clone() }
 }
 
 fn attempt(attempt: &model::Attempt) -> Attempt {

@@ -1,7 +1,7 @@
 //! Simulates a lock with several waiters on a virtual clock. Measures what the waits cost and how long the lock is
 //! idle.
 //!
-//! `cargo test --workspace --all-features --lib pacing -- --nocapture what_waiting_costs` prints the table.
+//! `cargo test --workspace --all-features --lib pacing -- --ignored --nocapture what_waiting_costs` prints the table.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -206,6 +206,7 @@ fn cost(order: Order, waiters: usize, hold: Duration) -> Cost {
 }
 
 #[test]
+#[ignore = "prints a table, and takes 15 seconds of processor time"]
 fn what_waiting_costs() {
     println!(
         "   hold  waiters | no order: reads  writes  median    mean | line: reads  writes  median    mean"
