@@ -357,8 +357,8 @@ impl Request {
         message
     }
 
-    /// Adds help about `held`. `dies_visibly` says whether the store knows at once that the holder has died,
-    /// unless it is in another PID namespace.
+    /// Adds help about `held`. `dies_visibly` says whether the store would know that the holder has died, unless it ran
+    /// in another PID namespace.
     fn with_help(
         &self,
         failure: Failure,
