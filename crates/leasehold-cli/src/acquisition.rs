@@ -381,7 +381,9 @@ impl Request {
         failure.help.extend(error.help().iter().filter(|_| held.lapses_within.is_none()).cloned());
         if let Some(left) = held.lapses_within {
             let left = human::span_up(left);
-            let help = if held.in_cooldown {
+            let help = if held.withheld {
+                format!("a process that waits gets the lock in <= {left}")
+            } else if held.in_cooldown {
                 format!("the cooldown ends in <= {left}")
             } else if held.reserved {
                 format!(

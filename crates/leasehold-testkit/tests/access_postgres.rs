@@ -119,6 +119,9 @@ async fn the_doctor_names_what_is_unsafe_or_missing() {
     assert_found(&as_user, "row-security", CheckStatus::Failed, "without a policy").await;
     psql(&url, "CREATE POLICY all_rows ON locks USING (true)").await;
     assert_found(&as_user, "row-security", CheckStatus::Warning, "policies").await;
+    psql(&url, "INSERT INTO pg_subscription_rel VALUES (1, 'locks'::regclass, 'r', NULL)").await;
+    assert_found(&as_user, "subscription", CheckStatus::Warning, "logical").await;
+    psql(&url, "DELETE FROM pg_subscription_rel").await;
     psql(&url, "ALTER TABLE locks DROP CONSTRAINT locks_pkey").await;
     assert_found(&url, "unique-names", CheckStatus::Failed, "PRIMARY KEY").await;
     psql(&url, "ALTER TABLE locks ADD PRIMARY KEY (name); ALTER TABLE locks DROP COLUMN written_us CASCADE")

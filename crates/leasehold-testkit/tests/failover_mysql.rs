@@ -11,7 +11,9 @@ use leasehold_testkit::stores;
 use leasehold_testkit::stores::mysql::{MariadbServer, query, table};
 use tempfile::TempDir;
 
-use crate::leases::{TTL, claim, claim_of, granted, granted_to, open, refused, refused_to};
+use crate::leases::{
+    TTL, assert_repetition_cannot_outlast, claim, claim_of, granted, granted_to, open, refused, refused_to,
+};
 
 const GRACE: Duration = Duration::from_secs(60);
 
@@ -210,6 +212,7 @@ async fn a_lease_that_could_outlast_the_grace_is_refused() {
     let error = store.try_acquire(&claim_of(&*store, "lock", 2 * GRACE)).await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)));
     assert_eq!(error.fault().kind, ErrorKind::Invalid, "{error}");
+    assert_repetition_cannot_outlast(&*store, GRACE).await;
 }
 
 #[tokio::test]

@@ -6,12 +6,15 @@ use leasehold::error::StoreError;
 use leasehold::lease::{AcquireOutcome, LeaseStore, Released, Renewal};
 use leasehold::{ErrorKind, LockName, Locker};
 use leasehold_testkit::harness::Fresh;
+use leasehold_testkit::process::within;
 use leasehold_testkit::servers::with_option;
 use leasehold_testkit::stores;
 use leasehold_testkit::stores::postgres::{PostgresServer, psql, table};
 use tempfile::TempDir;
 
-use crate::leases::{TTL, claim, claim_of, granted, granted_to, open, refused, refused_to};
+use crate::leases::{
+    TTL, assert_repetition_cannot_outlast, claim, claim_of, granted, granted_to, open, refused, refused_to,
+};
 
 const GRACE: Duration = Duration::from_secs(60);
 
@@ -53,6 +56,16 @@ async fn known() -> (Fresh, String) {
     (fresh, url)
 }
 
+/// Waits until the result of `sql` is `answer`.
+async fn until(url: &str, sql: &str, answer: &str) {
+    let reached = async {
+        while psql(url, sql).await != answer {
+            tokio::task::yield_now().await;
+        }
+    };
+    within(sql, reached).await;
+}
+
 /// A primary that loses no commit, and its standby.
 struct Pair {
     primary: PostgresServer,
@@ -66,6 +79,20 @@ impl Pair {
         let primary = PostgresServer::start_with(folders[0].path(), &["fsync=on"]).await.unwrap();
         let standby = primary.standby_below(folders[1].path()).await.unwrap();
         Self { primary, standby, _folders: folders }
+    }
+
+    /// Starts a pair whose primary waits for the standby.
+    async fn synchronous() -> Self {
+        let pair = Self::start().await;
+        let primary = pair.url_of_primary();
+        psql(&primary, "ALTER SYSTEM SET synchronous_standby_names = '*'").await;
+        psql(&primary, "SELECT pg_reload_conf()").await;
+        until(&primary, "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'", "1").await;
+        pair
+    }
+
+    fn url_of_primary(&self) -> String {
+        self.primary.url_by(self.primary.address())
     }
 
     fn url(&self, options: &str) -> String {
@@ -94,9 +121,7 @@ async fn a_promoted_asynchronous_standby_adds_no_second_holder() {
         let mut known = granted_to(&*one, &claim_of(&*one, "known", TTL)).await;
         let seen = format!("{}", known.token);
         let sql = "SELECT coalesce(max(token), 0) FROM leasehold";
-        while psql(&pair.url_of_standby(), sql).await != seen {
-            tokio::task::yield_now().await;
-        }
+        until(&pair.url_of_standby(), sql, &seen).await;
         pair.standby.stop_copying().await.unwrap();
         let mut first = granted(&*one).await;
         pair.fail_over().await;
@@ -123,14 +148,7 @@ async fn a_promoted_asynchronous_standby_adds_no_second_holder() {
 
 #[tokio::test]
 async fn a_promoted_synchronous_standby_has_every_grant() {
-    let mut pair = Pair::start().await;
-    let primary = pair.primary.url_by(pair.primary.address());
-    psql(&primary, "ALTER SYSTEM SET synchronous_standby_names = '*'").await;
-    psql(&primary, "SELECT pg_reload_conf()").await;
-    let is_synchronous = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
-    while psql(&primary, is_synchronous).await != "1" {
-        tokio::task::yield_now().await;
-    }
+    let mut pair = Pair::synchronous().await;
     let store = open(&pair.url("failover_grace=0s")).await;
     let mut grant = granted(&*store).await;
     pair.fail_over().await;
@@ -139,6 +157,51 @@ async fn a_promoted_synchronous_standby_has_every_grant() {
     assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Renewed));
     assert_eq!(store.release(&mut grant, None).await.unwrap(), Released::Released);
     granted(&*other).await;
+}
+
+/// An operator cancels the wait of a claim, so that only the primary has the grant. The client reads it there, and the
+/// standby is promoted before it has received it.
+#[tokio::test]
+async fn a_grant_that_the_promoted_standby_lacks_is_not_reported() {
+    let mut pair = Pair::synchronous().await;
+    let url = pair.url("failover_grace=0s");
+    let store = open(&url).await;
+    store.release(&mut granted(&*store).await, None).await.unwrap();
+    pair.standby.stop_copying().await.unwrap();
+    let primary = pair.url_of_primary();
+    let waits = "FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    let failover = async {
+        until(&primary, &format!("SELECT count(pg_cancel_backend(pid)) {waits}"), "1").await;
+        let settles = format!("SELECT count(*) {waits} AND query LIKE '%SET served = l.served%'");
+        until(&primary, &settles, "1").await;
+        pair.fail_over().await;
+    };
+    let claim = claim(&*store);
+    let (outcome, ()) = tokio::join!(store.try_acquire(&claim), failover);
+    let AcquireOutcome::Granted(grant) = outcome.unwrap() else { panic!("not granted") };
+    let stored = psql(&pair.url_of_standby(), "SELECT token FROM leasehold WHERE name = 'lock'").await;
+    assert_eq!(stored, grant.token.to_string());
+    refused(&*open(&url).await).await;
+}
+
+/// The error says what to do. Otherwise, the claim would write the row again and again.
+#[tokio::test]
+async fn an_epoch_row_that_a_trigger_drops_is_an_error() {
+    let (_fresh, url) = known().await;
+    let name = table(&url);
+    let drops = format!(
+        "DELETE FROM {name};
+         CREATE FUNCTION drop_{name}() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+         CREATE TRIGGER drops BEFORE INSERT ON {name} FOR EACH ROW WHEN (NEW.name = '//leasehold/epoch')
+            EXECUTE FUNCTION drop_{name}()"
+    );
+    psql(&url, &drops).await;
+    let store = open(&url).await;
+    let mut claim = claim(&*store);
+    claim.store_timeout = Duration::from_secs(1);
+    let error = store.try_acquire(&claim).await.unwrap_err();
+    assert!(error.to_string().contains("//leasehold/epoch"), "{error:?}");
+    assert!(error.fault().help.as_ref().unwrap().contains("trigger"), "{error:?}");
 }
 
 /// Only a server without `fsync` may lose its log in a restart.
@@ -228,6 +291,7 @@ async fn a_lease_that_could_outlast_the_grace_is_refused() {
     assert!(matches!(error, StoreError::NotApplied(_)));
     assert_eq!(error.fault().kind, ErrorKind::Invalid, "{error}");
     assert!(error.fault().help.as_deref().unwrap().contains("failover_grace="), "{error:?}");
+    assert_repetition_cannot_outlast(&*store, GRACE).await;
 }
 
 #[tokio::test]

@@ -84,6 +84,19 @@ pub(crate) async fn refused(store: &dyn LeaseStore) -> HolderInfo {
     refused_to(store, &claim(store)).await
 }
 
+/// Asserts that a claim which already holds the lock gets no lease that is longer than the grace.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) async fn assert_repetition_cannot_outlast(store: &dyn LeaseStore, grace: Duration) {
+    let mut claim = claim(store);
+    claim.repeatable = true;
+    granted_to(store, &claim).await;
+    claim.ttl = Ttl::new(2 * grace).unwrap();
+    let error = store.try_acquire(&claim).await.unwrap_err();
+    assert_eq!(error.fault().kind, leasehold::ErrorKind::Invalid, "{error}");
+    claim.ttl = Ttl::new(TTL).unwrap();
+    granted_to(store, &claim).await;
+}
+
 /// Returns a claim whose client gives up soon.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(crate) fn hasty(store: &dyn LeaseStore) -> Claim {

@@ -6,12 +6,14 @@ mod search_path;
 mod shedlock;
 mod tables;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::error::StoreError;
 use leasehold::lease::{AcquireOutcome, Claim, End, LeaseStore, Released, Renewal, State, Status, Ttl};
-use leasehold::{ErrorKind, Eviction, Holder, LockName};
+use leasehold::{ErrorKind, Eviction, Holder, LockName, Locker};
 use leasehold_testkit::harness::Fresh;
 use leasehold_testkit::process::within;
 use leasehold_testkit::servers::{Server, with_option};
@@ -507,4 +509,61 @@ async fn the_first_row_format_is_still_read_and_written() {
         history->0->>'holder', json_array_length(history)";
     let expected = format!("free|t|{}|{}|released|{holder}|1", claim.id, grant.token);
     assert_eq!(cells(fresh.url(), past).await, expected);
+}
+
+/// Other isolation levels than `read committed` answer a conflict with an error.
+#[tokio::test]
+async fn holders_exclude_each_other_in_stricter_isolation_levels() {
+    for level in ["repeatable read", "serializable"] {
+        let (_server, url, _folder) = server(&[&format!("default_transaction_isolation={level}")]).await;
+        let count = AtomicU64::new(0);
+        let counted = (0..4).map(|_| async {
+            let locker = Locker::open(&url).await.unwrap();
+            for _ in 0..4 {
+                let guard = locker.lock("lock").acquire().await.unwrap();
+                let seen = count.load(Ordering::SeqCst);
+                tokio::task::yield_now().await;
+                count.store(seen + 1, Ordering::SeqCst);
+                guard.release().await.unwrap();
+            }
+        });
+        within("all increments", join_all(counted)).await;
+        assert_eq!(count.load(Ordering::SeqCst), 16, "{level}");
+    }
+}
+
+/// The first claim reads the clock, which becomes its token, and then takes long to create the row. Without turns, the
+/// second one would create and delete the row meanwhile, with a higher token.
+#[tokio::test]
+async fn a_lock_without_a_row_is_granted_to_one_claim_at_a_time() {
+    let fresh = fresh();
+    let (url, name) = (fresh.url(), table(fresh.url()));
+    let (store, other) = (open(url).await, open(url).await);
+    let first = claim(&*store);
+    // Locks are of the whole database, so each test takes another one.
+    let key = format!("pg_catalog.hashtext('{name}')");
+    let sql = format!(
+        "CREATE FUNCTION slow_{name}() RETURNS trigger LANGUAGE plpgsql
+            AS $$BEGIN PERFORM pg_catalog.pg_advisory_xact_lock({key}); RETURN NEW; END$$;
+         CREATE TRIGGER slow BEFORE INSERT ON {name} FOR EACH ROW WHEN (NEW.locked_by = 'leasehold:{}')
+            EXECUTE FUNCTION slow_{name}()",
+        first.id
+    );
+    psql(url, &sql).await;
+    let mut operator = operator(url);
+    let input = operator.stdin.as_mut().unwrap();
+    input.write_all(format!("SELECT pg_advisory_lock({key});\n").as_bytes()).await.unwrap();
+    let is_locked = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle' AND query LIKE 'SELECT pg_advisory_lock%{name}%'"
+    );
+    until(url, &is_locked, "1").await;
+    let refused = async {
+        until(url, &waiting(url), "1").await;
+        other.try_acquire(&hasty(&*other)).await.unwrap_err();
+        drop(operator.stdin.take());
+        operator.wait().await.unwrap();
+    };
+    let (outcome, ()) =
+        within("the first claim", async { tokio::join!(store.try_acquire(&first), refused) }).await;
+    assert!(matches!(outcome.unwrap(), AcquireOutcome::Granted(_)));
 }

@@ -161,7 +161,12 @@ impl Error {
     /// Creates an error of kind [`ErrorKind::Held`] with this `message`, and with help for `held`.
     pub(crate) fn held_as(message: impl Into<String>, held: HolderInfo) -> Self {
         let mut error = Self::new(ErrorKind::Held, message);
-        if held.foreign.is_some() {
+        if let Some(left) = held.lapses_within.filter(|_| held.withheld) {
+            error = error.with_help(format!(
+                "locks are granted again in <= {}; a process that waits gets its lock then",
+                span_up(left)
+            ));
+        } else if held.foreign.is_some() {
             error = error.with_help(
                 "leasehold never takes over a lock of another client; find out which client wrote it",
             );
@@ -502,7 +507,24 @@ impl From<Fault> for Error {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    /// No other client has it, so there is none to look for.
+    #[test]
+    fn a_lock_that_the_store_withholds_is_worth_a_wait() {
+        let (name, why) = (LockName::new("x").unwrap(), Some("it was promoted".to_owned()));
+        let left = Some(Duration::from_secs(60));
+        let held = HolderInfo { foreign: why, lapses_within: left, ..HolderInfo::default() };
+        let withheld = Error::held(&name, HolderInfo { withheld: true, ..held.clone() });
+        assert_eq!(withheld.to_string(), "lock `x` is held by perhaps nobody (it was promoted)");
+        let help = withheld.help().concat();
+        assert!(help.contains("<= 60s") && !help.contains("another client"), "{help}");
+        let foreign = Error::held(&name, held);
+        assert!(foreign.to_string().contains("an unknown holder"), "{foreign}");
+        assert!(foreign.help().concat().contains("another client"), "{foreign:?}");
+    }
 
     #[test]
     fn an_error_message_contains_no_control_characters() {

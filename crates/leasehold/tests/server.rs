@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use leasehold::clock::{Clock, TestClock};
 use leasehold::env::Env;
+use leasehold::error::StoreError;
 use leasehold::lease::{
     AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, Renewal, StoreOptions, Ttl, Watch,
 };
@@ -216,6 +217,46 @@ async fn a_holder_continues_after_the_server_lost_its_renewal() {
     two.leases.turn(&two.claim(), &held).await.unwrap();
     assert_eq!((two.leases.env().now().shortest_since(began), two.requests()), (2 * TTL, 0));
     two.granted(&two.claim()).await;
+}
+
+/// The first request may still be granted, so the claim cannot be refused at once.
+#[tokio::test(start_paused = true)]
+async fn a_claim_in_doubt_does_not_press_a_server_that_grants_nothing() {
+    let world = World::with_grace(2 * TTL);
+    let (one, two) = (world.client(1).await, world.client(2).await);
+    one.releases(&mut one.granted(&one.claim()).await).await;
+    world.server.fail_over(Duration::ZERO);
+    one.requests();
+    let mut claim = one.claim();
+    claim.store_timeout = 3 * SECOND;
+    one.network.next_write(Outcome::Dropped);
+    let error = one.leases.try_acquire(&claim).await.unwrap_err();
+    assert!(matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
+    assert!(error.to_string().contains("failover_grace"), "{error}");
+    let requests = one.requests();
+    assert!((4..100).contains(&requests), "{requests} requests");
+    // A waiter may be granted what it asked for before, because it asks with the same claim again.
+    let mut waiting = two.claim();
+    waiting.waits = true;
+    two.network.next_write(Outcome::Dropped);
+    assert!(two.refused(&waiting).await.withheld);
+}
+
+/// An operator may end the grace, or set the clock, while it sleeps.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_asks_again_after_a_minute_of_a_long_grace() {
+    let world = World::with_grace(3_600 * SECOND);
+    let one = world.client(1).await;
+    one.releases(&mut one.granted(&one.claim()).await).await;
+    world.server.fail_over(Duration::ZERO);
+    let claim = one.claim();
+    let held = one.refused(&claim).await;
+    assert_eq!(held.lapses_within, Some(3_600 * SECOND));
+    let began = one.leases.env().now();
+    one.leases.turn(&claim, &held).await.unwrap();
+    assert_eq!(one.leases.env().now().shortest_since(began), 60 * SECOND);
+    one.leases.changed(&claim.name, &held).await.unwrap();
+    assert_eq!(one.leases.env().now().shortest_since(began), 120 * SECOND);
 }
 
 #[tokio::test(start_paused = true)]

@@ -14,18 +14,39 @@ async fn a_grant_survives_a_crash_with_synchronous_commit_off() {
 }
 
 /// PostgreSQL reports success after such a commit, with a warning. leasehold must see the warning even if the server's
-/// settings request only errors.
+/// settings request only errors, and must wait even if they do not.
 #[tokio::test]
 async fn a_commit_that_did_not_wait_for_its_standby_is_not_a_grant() {
-    let (_server, url, _folder) = server(&["client_min_messages=error"]).await;
+    for (of_server, of_role) in [
+        ("client_min_messages=error", "client_min_messages = error"),
+        ("synchronous_commit=local", "synchronous_commit = local"),
+        ("synchronous_commit=on", "synchronous_commit = off"),
+    ] {
+        let (_server, url, _folder) = server(&[of_server]).await;
+        psql(&url, &format!("ALTER ROLE leasehold SET {of_role}")).await;
+        let store = open(&url).await;
+        store.release(&mut granted(&*store).await, None).await.unwrap();
+        wait_for_a_standby(&url).await;
+        let mut claim = claim(&*store);
+        claim.store_timeout = Duration::from_secs(2);
+        let error = while_canceling(&url, store.try_acquire(&claim)).await.unwrap_err();
+        assert!(matches!(error, StoreError::MaybeApplied(_)), "{of_role}: {error:?}");
+        assert!(error.to_string().contains("standbys"), "{of_role}: {error:?}");
+    }
+}
+
+/// The primary has the renewal, but a promoted standby may not, so the holder must not rely on it.
+#[tokio::test]
+async fn a_renewal_that_did_not_wait_for_its_standby_prolongs_nothing() {
+    let (_server, url, _folder) = server(&[]).await;
     let store = open(&url).await;
-    store.release(&mut granted(&*store).await, None).await.unwrap();
+    let claim = claim_of(&*store, "lock", TTL / 3);
+    let mut grant = granted_to(&*store, &claim).await;
     wait_for_a_standby(&url).await;
-    let mut claim = claim(&*store);
-    claim.store_timeout = Duration::from_secs(3);
-    let error = while_canceling(&url, store.try_acquire(&claim)).await.unwrap_err();
-    assert!(matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
-    assert!(error.to_string().contains("standbys"), "{error:?}");
+    let deadline = grant.deadline;
+    let renewed = while_canceling(&url, store.renew(&mut grant)).await;
+    assert!(matches!(renewed, Err(StoreError::MaybeApplied(_))), "{renewed:?}");
+    assert_eq!(grant.deadline, deadline);
 }
 
 /// The primary has the end of the grant, but a promoted standby may not.
@@ -70,7 +91,8 @@ async fn wait_for_a_standby(url: &str) {
     // The server applies the setting a little later.
     let waits = async {
         loop {
-            let mut commit = Box::pin(psql(url, "INSERT INTO other VALUES (1)"));
+            let commit = "SET synchronous_commit = on; INSERT INTO other VALUES (1)";
+            let mut commit = Box::pin(psql(url, commit));
             let waits = async {
                 while psql(url, CANCEL).await != "1" {
                     SystemClock.sleep(PAUSE).await;

@@ -1,7 +1,6 @@
 //! Nothing that another user creates, in a schema of the search path, changes what a statement means.
 
 use futures_util::TryStreamExt;
-use leasehold::Locker;
 use leasehold::doctor::{CheckStatus, Examination};
 use leasehold::lease::{Evicted, Swept};
 

@@ -163,11 +163,22 @@ impl RegisterLeases {
         self.records.store_time()
     }
 
-    /// Makes sure that a write of this process, which a read has found, is durable.
-    async fn settled(&self, name: &LockName, budget: &mut RetryBudget<'_>) -> Result<(), StoreError> {
-        repeated(budget, || self.records.settle(name)).await.map_err(|error| match error {
+    /// Makes sure that a write of this process is durable, which a read has found as `version` or behind another client's
+    /// lock. Returns `false` if it is no longer stored. Then it proves nothing, and the record must be read again.
+    async fn settled(
+        &self,
+        name: &LockName,
+        version: Option<&Version>,
+        budget: &mut RetryBudget<'_>,
+    ) -> Result<bool, StoreError> {
+        let in_doubt = |error: StoreError| match error {
             StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault) => fault.maybe_applied(),
-        })
+        };
+        let is_stored = repeated(budget, || self.records.settle(name, version)).await.map_err(in_doubt)?;
+        if !is_stored {
+            budget.pause_after_conflict().await.map_err(in_doubt)?;
+        }
+        Ok(is_stored)
     }
 
     /// Describes the lock as it was when `reading` arrived.
@@ -332,19 +343,23 @@ impl RegisterLeases {
                 Reading { found: None, .. } => return Ok(Evicted::Changed),
                 Reading { found: Some(_), .. } => return Err(not_ours_to_evict(name)),
             };
-            if attempts.iter().any(|attempt| attempt.nonce == record.nonce) {
-                self.settled(name, &mut budget).await?;
-                return Ok(Evicted::Evicted);
-            }
-            if record.token != token || record.state == RecordState::Free {
+            let is_ours = attempts.iter().any(|attempt| attempt.nonce == record.nonce);
+            if is_ours || record.token != token || record.state == RecordState::Free {
                 // The grant has ended. A deletion by one of these attempts would have left no trace. Another process may
                 // have been granted the lock since one of them freed it.
                 let is_evicted = |past: &PastGrant| {
                     past.token == token && past.end == End::Evicted && past.evicted.as_ref() == why
                 };
-                let evicted = self.may_have_deleted(&attempts)
+                let evicted = is_ours
+                    || self.may_have_deleted(&attempts)
                     || (!attempts.is_empty() && record.history.iter().any(is_evicted));
-                return Ok(if evicted { Evicted::Evicted } else { Evicted::Changed });
+                if !evicted {
+                    return Ok(Evicted::Changed);
+                }
+                if self.settled(name, Some(&version), &mut budget).await? {
+                    return Ok(Evicted::Evicted);
+                }
+                continue;
             }
             let sent = self.now();
             let freed = rules::evicted(&record, why, self.store_time(), self.nonce());

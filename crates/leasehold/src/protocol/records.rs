@@ -6,6 +6,7 @@ mod json;
 mod tests;
 
 use std::fmt;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -97,10 +98,11 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Makes sure that an earlier write of this process to `name`, which a read has just found, is as durable as one whose
-    /// response arrived.
-    async fn settle(&self, name: &LockName) -> Result<(), StoreError> {
-        let _ = name;
-        Ok(())
+    /// response arrived. The read has returned `version`, or another client's lock. Returns `false` if that is no longer
+    /// stored: a failover may have lost it since.
+    async fn settle(&self, name: &LockName, version: Option<&Version>) -> Result<bool, StoreError> {
+        let _ = (name, version);
+        Ok(true)
     }
 
     /// Records that `version` was stored at `seen_us` on the store's clock (an upper bound). This is for a held record
@@ -293,6 +295,13 @@ impl Change {
             RecordState::Held => Self::Grant,
             RecordState::Free | RecordState::Cooldown => Self::Free,
         }
+    }
+
+    /// Returns whether it makes a lease, or makes it last longer. `before` and `after`: for how long the records before and
+    /// after it keep others out. A renewal keeps the ttl, but a repetition of a claim may have a longer one.
+    #[allow(dead_code, reason = "only some stores use it")]
+    pub(crate) fn lengthens(self, before: Duration, after: Duration) -> bool {
+        self == Self::Grant || self == Self::Renew && after > before
     }
 
     #[allow(dead_code, reason = "only some stores use it")]

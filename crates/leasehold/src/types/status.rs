@@ -188,7 +188,8 @@ pub struct HolderInfo {
     /// If the lock is in a cooldown, the previous holder. [`held_for`](Self::held_for) then counts from its grant or,
     /// if the store does not record that, from its release.
     pub last_holder: Option<Holder>,
-    /// A description of the object that was found instead of a record of leasehold.
+    /// A description of the object that was found instead of a record of leasehold. If it is [withheld](Self::withheld),
+    /// the reason.
     pub foreign: Option<String>,
     /// Whether the store grants no lock before [`lapses_within`](Self::lapses_within) has passed, because it may have
     /// lost a grant.
@@ -233,6 +234,7 @@ impl fmt::Display for HolderInfo {
                 return write!(f, "no process; it is reserved for {holder}, which is first in line");
             }
             (Some(holder), _) => holder.fmt(f)?,
+            (None, Some(why)) if self.withheld => write!(f, "perhaps nobody ({why})")?,
             (None, Some(foreign)) => write!(f, "an unknown holder ({foreign})")?,
             (None, None) if self.in_cooldown => f.write_str("no process; the lock is in its cooldown")?,
             (None, None) => f.write_str("an unknown holder")?,

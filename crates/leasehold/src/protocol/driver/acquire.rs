@@ -73,11 +73,12 @@ impl RegisterLeases {
                 }
                 Claimed::Lost(loss) => return Ok(AcquireOutcome::Lost(loss)),
                 Claimed::Ours(attempt) => match reading.observation.take() {
-                    Some(Observation { record, version, .. }) => {
-                        self.settled(&claim.name, &mut budget).await?;
+                    Some(Observation { record, version, .. })
+                        if self.settled(&claim.name, Some(&version), &mut budget).await? =>
+                    {
                         self.granted(claim, attempt, record, version).await?
                     }
-                    None => Next::Read,
+                    _ => Next::Read,
                 },
                 Claimed::Grantable { over, floor_from_clock } => {
                     let front = match over {
@@ -118,7 +119,7 @@ impl RegisterLeases {
                     if let Some(attempt) = attempts.iter_mut().find(|attempt| attempt.nonce == record.nonce) {
                         attempt.after = after;
                     }
-                    match self.next(claim, written, attempts).await? {
+                    match self.next(claim, written, attempts, &mut budget).await? {
                         Some(next) => next,
                         None => Next::Judge(reading),
                     }
@@ -133,13 +134,18 @@ impl RegisterLeases {
         claim: &Claim,
         sent: Sent,
         attempts: &[Attempt],
+        budget: &mut RetryBudget<'_>,
     ) -> Result<Option<Next>, StoreError> {
         Ok(match sent {
             Sent::Committed(record, version) => {
                 Some(self.committed(claim, attempts, *record, version).await?)
             }
-            // An earlier request may have been granted.
-            Sent::Withheld(_) if attempts.iter().any(|attempt| attempt.unknown) => Some(Next::Read),
+            // An earlier request may still be granted, so the claim must not be refused. A waiter asks again in any case. The
+            // store may grant nothing for long, so the next read comes later.
+            Sent::Withheld(why) if !claim.waits && attempts.iter().any(|attempt| attempt.unknown) => {
+                budget.pause_after(Fault::unavailable(why.to_string()).not_applied()).await?;
+                Some(Next::Read)
+            }
             Sent::Withheld(why) => Some(Next::Done(Box::new(AcquireOutcome::Held(*why)))),
             Sent::Unclear(Some(reading)) => Some(Next::Judge(reading)),
             Sent::Unclear(None) => Some(Next::Read),
@@ -204,7 +210,7 @@ impl RegisterLeases {
         let tokens = claim.tokens.clamp(1, MAX_TOKENS);
         let over = Overwrite::AnyFree { tokens, barges: claim.barges };
         let sent = self.send(&claim.name, over, &record, sent, attempts, budget).await?;
-        Ok(self.next(claim, sent, attempts).await?.unwrap_or(Next::Read))
+        Ok(self.next(claim, sent, attempts, budget).await?.unwrap_or(Next::Read))
     }
 
     /// Stamps a lease whose record does not contain when it was renewed. Processes that only try can then see it lapse

@@ -146,7 +146,11 @@ impl RegisterLeases {
                         Settled::Earlier => None,
                         // Counts from the time at which that attempt was sent.
                         Settled::Applied(attempt) => {
-                            self.settled(&grant.name, budget).await?;
+                            let version =
+                                reading.observation.as_ref().map(|observation| &observation.version);
+                            if !self.settled(&grant.name, version, budget).await? {
+                                continue;
+                            }
                             Some(attempt)
                         }
                     };
@@ -219,8 +223,11 @@ impl RegisterLeases {
                     let reading = self.resolve(&grant.name, brought, budget).await?;
                     match rules::settle_release(grant.id, &memo.attempts, reading.found.as_ref()) {
                         Freed::Applied => {
-                            self.settled(&grant.name, budget).await?;
-                            return Ok(Released::Released);
+                            let version =
+                                reading.observation.as_ref().map(|observation| &observation.version);
+                            if self.settled(&grant.name, version, budget).await? {
+                                return Ok(Released::Released);
+                            }
                         }
                         // A deletion leaves no trace. Until now, only this client had a reason to delete the record, so
                         // its own deletion was applied.

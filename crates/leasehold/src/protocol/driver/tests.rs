@@ -1,9 +1,14 @@
 //! Tests of the driver by itself. The tests of its requests to a store are in `tests/protocol.rs`.
 
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::super::records::{Found, Written};
 use super::hold::is_late_grant;
 use super::*;
 use crate::clock::TestClock;
 use crate::lease::{Holder, State};
+use crate::register::Precondition;
 use crate::stores::memory::MemoryRegister;
 
 fn leases() -> RegisterLeases {
@@ -105,4 +110,98 @@ async fn a_grant_is_late_when_its_token_is_another() {
     assert!(!is_late_grant(&record, &withdrawn));
     let grant = Grant { token: Token::new(record.token.get() - 1).unwrap(), ..withdrawn };
     assert!(is_late_grant(&record, &grant));
+}
+
+/// Records on a server that may lose the response to a write. While the client settles that write, another server is
+/// promoted, which lacks it.
+#[derive(Debug)]
+struct Replaced {
+    records: JsonRecords,
+    loses_next: AtomicBool,
+    /// The record of the other server, until it is promoted.
+    behind: Mutex<Option<Box<Record>>>,
+}
+
+#[async_trait]
+impl Records for Replaced {
+    async fn read(&self, name: &LockName) -> Result<Option<Found>, StoreError> {
+        self.records.read(name).await
+    }
+
+    async fn write(
+        &self,
+        name: &LockName,
+        expect: Precondition<'_>,
+        before: Option<&Record>,
+        record: &Record,
+    ) -> Result<Written, StoreError> {
+        let there = self.read(name).await?;
+        let written = self.records.write(name, expect, before, record).await?;
+        let loses =
+            matches!(written, Written::Committed { .. }) && self.loses_next.swap(false, Ordering::SeqCst);
+        if let Some(Found { content: Content::Record(record), .. }) = there.filter(|_| loses) {
+            *self.behind.lock().unwrap() = Some(record);
+            return Err(Fault::unavailable("no response").maybe_applied());
+        }
+        Ok(written)
+    }
+
+    async fn settle(&self, name: &LockName, version: Option<&Version>) -> Result<bool, StoreError> {
+        let behind = self.behind.lock().unwrap().take();
+        let mut there = self.read(name).await?.unwrap();
+        if let Some(record) = behind {
+            self.records.write(name, Precondition::Version(&there.version), None, &record).await?;
+            there = self.read(name).await?.unwrap();
+        }
+        Ok(version == Some(&there.version))
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
+        self.records.list(prefix)
+    }
+
+    async fn trust(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn store_time(&self) -> Option<StoreTime> {
+        self.records.store_time()
+    }
+
+    fn env(&self) -> &Env {
+        self.records.env()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.records.capabilities()
+    }
+}
+
+#[tokio::test]
+async fn a_write_that_the_promoted_server_lacks_is_not_reported() {
+    let register = Arc::new(MemoryRegister::new(Env::system()));
+    let records = Arc::new(Replaced {
+        records: JsonRecords::new(register),
+        loses_next: AtomicBool::new(false),
+        behind: Mutex::default(),
+    });
+    let leases = RegisterLeases::on(records.clone(), StoreOptions::default());
+    let lose_next = || records.loses_next.store(true, Ordering::SeqCst);
+    let there = async || observation(&leases).await.unwrap().record;
+    leases.release(&mut granted(&leases).await, None).await.unwrap();
+    lose_next();
+    let mut grant = granted(&leases).await;
+    assert_eq!((there().await.state, there().await.token), (RecordState::Held, grant.token), "the grant");
+    let heartbeat = there().await.heartbeat;
+    lose_next();
+    assert!(matches!(leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+    assert!(there().await.heartbeat > heartbeat, "the renewal");
+    lose_next();
+    assert_eq!(leases.release(&mut grant, None).await.unwrap(), Released::Released);
+    assert_eq!(there().await.state, RecordState::Free, "the release");
+    let grant = granted(&leases).await;
+    lose_next();
+    assert_eq!(leases.evict(&name(), grant.token, None).await.unwrap(), Evicted::Evicted);
+    assert_eq!(there().await.state, RecordState::Free, "the eviction");
+    assert!(records.behind.lock().unwrap().is_none(), "each write was settled");
 }

@@ -15,6 +15,9 @@ use crate::lease::{self, Claim, HolderInfo, Id, PermitQueue, Ttl, Watch};
 use crate::runtime::task;
 use crate::types::LockName;
 
+/// How long a waiter sleeps at most while the store grants nothing. The grace may be shortened, or a clock set.
+const LONGEST_SLEEP: Duration = Duration::from_secs(60);
+
 #[async_trait]
 impl Watch for RegisterLeases {
     async fn turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
@@ -136,9 +139,9 @@ impl RegisterLeases {
     }
 }
 
-/// Returns for how long the store grants nothing, if it refused a claim for that reason.
+/// Returns how long to sleep if the store refused a claim because it grants nothing.
 fn withheld(seen: &HolderInfo) -> Option<Duration> {
-    seen.lapses_within.filter(|_| seen.withheld)
+    seen.lapses_within.filter(|_| seen.withheld).map(|left| left.min(LONGEST_SLEEP))
 }
 
 /// Completes when the store reports that a lock is free.

@@ -60,7 +60,7 @@ impl MysqlStore {
         writing.prolongs += self.margin;
         let Writing { change, tokens, name, record, columns, .. } = &writing;
         let kept = record.kept_for(self.margin);
-        if *change == Change::Grant {
+        if change.lengthens(writing.prolongs, kept) {
             grace::check(self.sessions.connector.location.failover_grace, kept, Duration::ZERO)?;
         }
         let began = self.env.now();

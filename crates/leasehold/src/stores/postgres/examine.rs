@@ -22,7 +22,9 @@ pub(super) const SETTINGS: &str =
     "SELECT pg_catalog.current_setting('fsync') OPERATOR(pg_catalog.=) 'on' AS has_fsync,
         pg_catalog.current_setting('full_page_writes') OPERATOR(pg_catalog.=) 'on' AS has_full_pages,
         pg_catalog.current_setting('synchronous_standby_names') AS synchronous,
-        (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_replication) AS standbys";
+        (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_replication) AS standbys,
+        (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_replication AS r
+            WHERE r.sync_state OPERATOR(pg_catalog.<>) 'sync') AS behind";
 
 /// Reads the properties of the table $1.
 pub(super) const TABLE: &str = "SELECT
@@ -34,6 +36,8 @@ pub(super) const TABLE: &str = "SELECT
     EXISTS (SELECT FROM pg_catalog.pg_policy AS p WHERE p.polrelid OPERATOR(pg_catalog.=) c.oid) AS has_policies,
     EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid OPERATOR(pg_catalog.=) c.oid
         AND NOT t.tgisinternal AND t.tgenabled OPERATOR(pg_catalog.<>) 'D') AS has_triggers,
+    EXISTS (SELECT FROM pg_catalog.pg_subscription_rel AS s WHERE s.srrelid OPERATOR(pg_catalog.=) c.oid)
+        AS is_subscribed,
     EXISTS (SELECT FROM pg_catalog.pg_index AS i JOIN pg_catalog.pg_attribute AS a
             ON a.attrelid OPERATOR(pg_catalog.=) c.oid AND a.attnum OPERATOR(pg_catalog.=) i.indkey[0]
         WHERE i.indrelid OPERATOR(pg_catalog.=) c.oid AND i.indisunique AND i.indisvalid AND i.indimmediate
@@ -63,6 +67,7 @@ impl PostgresStore {
         examined.push(failover(
             cell(settings, "synchronous")?,
             cell(settings, "standbys")?,
+            cell(settings, "behind")?,
             self.sessions.failover_grace(),
         ));
         let about = asked(&link, TABLE, &[text(&table.sql)], table).await?;
@@ -76,6 +81,15 @@ impl PostgresStore {
                         .with_help(
                             "they run in the transaction of each grant; leasehold cannot check what they do to the rows or how long they take",
                         ),
+                );
+            }
+            if cell(row, "is_subscribed")? {
+                examined.push(
+                    Finding::warning(
+                        "subscription",
+                        format!("a subscription of logical replication writes to the table {:?}", table.name),
+                    )
+                    .with_help("drop it before clients use this server: it overwrites the rows of grants, and then two processes hold one lock"),
                 );
             }
         }
@@ -137,10 +151,19 @@ fn durability(has_fsync: bool, has_full_pages: bool) -> Finding {
     )
 }
 
-/// Checks the standbys that are connected now. Does not see others, nor those of a storage layer.
-fn failover(synchronous: &str, standbys: i64, grace: Duration) -> Finding {
+/// Checks the standbys that are connected now. Does not see others, nor those of a storage layer. A commit need not wait
+/// for those `behind`.
+fn failover(synchronous: &str, standbys: i64, behind: i64, grace: Duration) -> Finding {
     const CHECK: &str = "failover";
     if !synchronous.trim().is_empty() {
+        if behind > 0 && grace.is_zero() {
+            let message = format!(
+                "grants wait for standbys (synchronous_standby_names = {synchronous:?}), but {behind} of {standbys} may lack the latest grants"
+            );
+            return Finding::warning(CHECK, message)
+                .with_help("promote only a standby that has all commits: your failover tool must choose it, as Patroni does with synchronous_mode")
+                .with_help("or let commits wait for all standbys: FIRST 2 (a, b) waits for both");
+        }
         return Finding::passed(
             CHECK,
             format!("grants wait for standbys: synchronous_standby_names = {synchronous:?}"),
@@ -219,10 +242,13 @@ mod tests {
         assert_eq!(verdict(durability(true, true)), CheckStatus::Passed);
         assert_eq!(verdict(durability(true, false)), CheckStatus::Warning);
         assert_eq!(verdict(durability(false, true)), CheckStatus::Failed);
-        assert_eq!(verdict(failover("", 0, none)), CheckStatus::Passed);
-        assert_eq!(verdict(failover(" ", 2, none)), CheckStatus::Warning);
-        assert_eq!(verdict(failover("", 2, Duration::from_secs(60))), CheckStatus::Passed);
-        assert_eq!(verdict(failover("ANY 1 (a, b)", 2, none)), CheckStatus::Passed);
+        assert_eq!(verdict(failover("", 0, 0, none)), CheckStatus::Passed);
+        assert_eq!(verdict(failover(" ", 2, 2, none)), CheckStatus::Warning);
+        let grace = Duration::from_secs(60);
+        assert_eq!(verdict(failover("", 2, 2, grace)), CheckStatus::Passed);
+        assert_eq!(verdict(failover("FIRST 2 (a, b)", 2, 0, none)), CheckStatus::Passed);
+        assert_eq!(verdict(failover("ANY 1 (a, b)", 2, 2, none)), CheckStatus::Warning);
+        assert_eq!(verdict(failover("ANY 1 (a, b)", 2, 2, grace)), CheckStatus::Passed);
         let table = Table { name: "t".into(), sql: "\"t\"".into() };
         assert_eq!(verdict(row_security(false, false, &table)), CheckStatus::Passed);
         assert_eq!(verdict(row_security(true, false, &table)), CheckStatus::Failed);

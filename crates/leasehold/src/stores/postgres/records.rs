@@ -56,19 +56,18 @@ impl PostgresRecords {
         self.worker.run(work)
     }
 
-    /// Sends a statement that changes the row of `name`. Its parameters are the name, `more`, and the limit of a wait for
+    /// Sends a statement that changes the row of `name`. Its parameters are the name, `which`, and the limit of a wait for
     /// the row. Returns whether it returns a row.
     async fn change(
         &self,
         name: &LockName,
         sql: fn(&Statements) -> &Sql,
-        more: Option<String>,
+        which: Option<String>,
     ) -> Result<bool, StoreError> {
         let name = name.clone();
         self.run(move |store| async move {
             let (name, limit) = (name.as_str(), usual_limit());
-            let parameters: Vec<_> =
-                [text(&name)].into_iter().chain(more.as_ref().map(text)).chain([text(&limit)]).collect();
+            let parameters = [text(&name), text(&which), text(&limit)];
             Ok(!store.rows(Effect::Writes, sql(&store.statements), &parameters).await?.is_empty())
         })
         .await?
@@ -182,9 +181,11 @@ impl Records for PostgresRecords {
     }
 
     /// Waits until the standbys have all commits to the row of `name`, because an earlier commit may have stopped
-    /// waiting for them. Writes the row again, because that commit also waits for the earlier one.
-    async fn settle(&self, name: &LockName) -> Result<(), StoreError> {
-        self.change(name, |statements| &statements.touch, None).await.map(drop)
+    /// waiting for them. Writes the row again, because that commit also waits for the earlier one. The version shows that
+    /// this server has the earlier commit: a standby that lacks it may have been promoted since the read.
+    async fn settle(&self, name: &LockName, version: Option<&Version>) -> Result<bool, StoreError> {
+        let version = version.map(|version| version.as_str().to_owned());
+        self.change(name, |statements| &statements.touch, version).await
     }
 
     async fn freed(&self, name: &LockName, claim: Option<Id>) {

@@ -53,7 +53,7 @@ pub(super) struct Statements {
     pub(super) read: Sql,
     pub(super) join: Sql,
     pub(super) leave: Sql,
-    /// Writes the row without a change. $1 name, $2 the limit of a wait for the row.
+    /// Writes the row without a change. $1 name, $2 its version or NULL for any, $3 the limit of a wait for the row.
     pub(super) touch: Sql,
     pub(super) names: Sql,
     /// Deletes the row. $1 name, $2 its version, $3 the limit of a wait for the row.
@@ -79,8 +79,9 @@ impl Statements {
             touch: sql(
                 "touch",
                 format!(
-                    "WITH {} UPDATE {table} AS l SET served = l.served FROM settings WHERE l.name {EQ} $1",
-                    settings("$2")
+                    "WITH {} UPDATE {table} AS l SET served = l.served FROM settings
+                     WHERE l.name {EQ} $1 AND ($2 IS NULL OR {VERSION} {EQ} $2) RETURNING true",
+                    settings("$3")
                 ),
             ),
             names: sql("names", names(table)),

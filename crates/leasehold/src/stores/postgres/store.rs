@@ -22,7 +22,7 @@ use crate::stores::columns::Columns;
 use crate::stores::grace;
 use crate::stores::pages::Page;
 use crate::stores::pool::Purpose;
-use crate::stores::rows::{Cells, locked_by, number, version_of};
+use crate::stores::rows::{Cells, EPOCH, locked_by, number, version_of};
 use crate::stores::table::{Effect, used_by_others};
 use crate::types::LockName;
 
@@ -98,12 +98,21 @@ impl PostgresStore {
         rows.first().map(cells).transpose()
     }
 
-    /// Writes a record. The server does not grant or renew after the time limit of a request, when the caller no longer
-    /// waits for the response.
+    /// Writes a record. Before the first grant on a primary, records that it is the primary.
     pub(super) async fn write(&self, writing: &Writing) -> Result<Written, StoreError> {
+        if let Some(written) = self.attempt(writing).await? {
+            return Ok(written);
+        }
+        self.note_epoch().await.map_err(StoreError::of_read)?;
+        self.attempt(writing).await?.ok_or_else(unrecorded)
+    }
+
+    /// Writes a record if the primary is recorded. The server does not grant or renew after the time limit of a request,
+    /// when the caller no longer waits for the response.
+    async fn attempt(&self, writing: &Writing) -> Result<Option<Written>, StoreError> {
         let Writing { change, over, name, expect, record, columns, prolongs } = writing;
         let kept = record.kept_for(self.margin);
-        if *change == Change::Grant {
+        if change.lengthens(*prolongs, record.span()) {
             grace::check(self.sessions.failover_grace(), kept, Duration::ZERO)?;
         }
         let limit = attempt_limit(record.ttl());
@@ -175,9 +184,9 @@ impl PostgresStore {
         drop(used);
         let row = only(&rows)?;
         if cell::<Option<bool>>(row, "is_written")? == Some(true) {
-            return self.committed(writing, row, &by);
+            return self.committed(writing, row, &by).map(Some);
         }
-        self.refused(writing, row, too_late).await
+        self.refused(writing, row, too_late)
     }
 
     /// Returns the result of a write that was applied, of which `row` is the response.
@@ -200,8 +209,9 @@ impl PostgresStore {
         Ok(Written::Committed { record: Box::new(Record { renewed_at_us, ..record.clone() }), version })
     }
 
-    /// Returns the result of a write that was not applied, of which `row` is the response.
-    async fn refused(&self, writing: &Writing, row: &Row, too_late: i64) -> Result<Written, StoreError> {
+    /// Returns the result of a write that was not applied, of which `row` is the response. `None` if the primary is not
+    /// recorded.
+    fn refused(&self, writing: &Writing, row: &Row, too_late: i64) -> Result<Option<Written>, StoreError> {
         let Writing { change, over, name, .. } = writing;
         let table = &self.sessions.table().name;
         let is_right: Option<bool> = cell(row, "is_right").map_err(StoreError::of_read)?;
@@ -213,20 +223,16 @@ impl PostgresStore {
         let may_grant = is_right == Some(true) || is_right.is_none() && over.is_some();
         if may_grant && *change == Change::Grant {
             match cell::<Option<i64>>(row, "left_us").map_err(StoreError::of_read)? {
-                // The primary is not recorded.
-                None => {
-                    self.note_epoch().await.map_err(StoreError::of_read)?;
-                    return Box::pin(self.write(writing)).await;
-                }
+                None => return Ok(None),
                 Some(0) if is_right.is_none() && now_us < too_late => return Err(hidden()),
                 Some(0) => {}
                 Some(left_us) => {
                     let left = Duration::from_micros(u64::try_from(left_us).unwrap_or(0));
-                    return Ok(Written::Withheld(Box::new(grace::withheld("PostgreSQL", left))));
+                    return Ok(Some(Written::Withheld(Box::new(grace::withheld("PostgreSQL", left)))));
                 }
             }
         }
-        Ok(Written::Conflict(found.map_or(Refusal::Absent, Refusal::Found)))
+        Ok(Some(Written::Conflict(found.map_or(Refusal::Absent, Refusal::Found))))
     }
 
     /// Records which server is the primary, so that the grace begins if it has changed.
@@ -272,6 +278,15 @@ fn hidden() -> StoreError {
             "row security may hide the rows of other users from this one: `leasehold doctor` checks for it",
         )
         .not_applied()
+}
+
+/// Returns the error for a row about the primary that is not there after it was written. The primary may just have changed.
+fn unrecorded() -> StoreError {
+    Fault::contended(format!(
+        "PostgreSQL did not keep the row `{EPOCH}`, which says which server is the primary"
+    ))
+    .with_help("a trigger or a policy of the table may change or hide it: `leasehold doctor` checks for them")
+    .not_applied()
 }
 
 /// Returns for how long a request without a ttl waits for a row.

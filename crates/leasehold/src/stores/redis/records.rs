@@ -377,7 +377,8 @@ impl RedisRecords {
                 script.arg(epoch).arg(over_us);
             }
         };
-        let grant = (change == Change::Grant).then_some(kept);
+        let kept_before = before.map_or(Duration::ZERO, |before| before.kept_for(self.margin));
+        let grant = change.lengthens(kept_before, kept).then_some(kept);
         let (shard, answer) = self.ask(name, &self.scripts.write, grant, arguments).await?;
         let key = self.record_of(name)?;
         match answer.outcome.as_str() {

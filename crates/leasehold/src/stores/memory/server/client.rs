@@ -87,7 +87,8 @@ impl Answer {
         match self.outcome {
             Outcome::Withheld { left_us } => {
                 let lapses_within = Some(Duration::from_micros(left_us));
-                let held = HolderInfo { lapses_within, withheld: true, ..HolderInfo::default() };
+                let foreign = Some("it grants nothing until failover_grace is over".to_owned());
+                let held = HolderInfo { foreign, lapses_within, withheld: true, ..HolderInfo::default() };
                 Written::Withheld(Box::new(held))
             }
             _ => Written::Conflict(self.found().map_or(Refusal::Absent, Refusal::Found)),
