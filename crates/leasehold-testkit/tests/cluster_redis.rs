@@ -250,7 +250,7 @@ async fn a_primary_that_is_promoted_again_is_asked_again() {
     let cluster = cluster(folder.path()).await;
     let name = lock_at(&cluster, 0).await;
     let key = format!("locks/{name}");
-    let store = open(&url(&cluster, "failover_grace=20s")).await;
+    let store = open(&url(&cluster, "failover_grace=60s")).await;
     let outcome = try_lock(&*store, &name).await;
     assert!(is_withheld(&outcome), "the grace after the start: {outcome:?}");
     // The grace ends early, as if the clock had been set back in a longer one.

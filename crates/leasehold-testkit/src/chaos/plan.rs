@@ -219,7 +219,8 @@ mod tests {
 
     #[test]
     fn servers_rest_between_their_faults_and_workers_do_not() {
-        let (kinds, length) = ([Kind::StopServer, Kind::KillServer, Kind::StopWorker], Duration::from_secs(600));
+        let (kinds, length) =
+            ([Kind::StopServer, Kind::KillServer, Kind::StopWorker], Duration::from_secs(600));
         let rest = 10 * TTL;
         let times = |rest| {
             let mut at = Duration::ZERO;

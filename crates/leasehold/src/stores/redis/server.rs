@@ -116,7 +116,10 @@ mod tests {
     #[test]
     fn a_server_that_may_lose_locks_is_refused() {
         let server = ServerInfo::of(INFO);
-        assert_eq!((server.product.as_str(), server.version, server.replicas), ("Valkey 8.0.1", [7, 2, 4], 2));
+        assert_eq!(
+            (server.product.as_str(), server.version, server.replicas),
+            ("Valkey 8.0.1", [7, 2, 4], 2)
+        );
         assert!(server.may_evict() && !server.evicts() && server.has_append_only_file);
         assert!(check(|_| ()).is_ok());
         assert!(check(|server| server.has_memory_limit = true).unwrap_err().message.contains("allkeys-lru"));
