@@ -513,6 +513,8 @@ async fn a_long_lease_is_refused_once_a_replica_connects() {
     let claim = |ttl| claim_of(&*store, "lock", Duration::from_secs(ttl));
     let outcome = store.try_acquire(&claim(55)).await.unwrap();
     assert!(matches!(outcome, AcquireOutcome::Held(_)), "the grace is not over: {outcome:?}");
+    let since = async || redis_cli(&url, &["HGET", &epoch(&url), "since"]).await;
+    let before = since().await;
     let (_replica, replica_url, _other) = server(&RedisServer::KEEPING, "").await;
     replicate(&replica_url, Some(primary.address())).await;
     answers(&url, &["INFO", "everything"], |info| info.contains("connected_slaves:1")).await;
@@ -521,11 +523,63 @@ async fn a_long_lease_is_refused_once_a_replica_connects() {
     assert_eq!(error.fault().kind, ErrorKind::Invalid, "{error}");
     let outcome = store.try_acquire(&claim(45)).await.unwrap();
     assert!(matches!(outcome, AcquireOutcome::Held(_)), "the grace covers this lease: {outcome:?}");
+    assert_eq!(since().await, before, "a primary that gets its first replica begins no grace");
 }
 
 /// Returns the key of the record about the server.
 fn epoch(url: &str) -> String {
     key(url, "//leasehold/epoch")
+}
+
+/// Starts a server whose grace after the start is over.
+async fn settled() -> (Launched, String, TempDir, Arc<dyn LeaseStore>) {
+    let (server, url, folder) = server(&RedisServer::KEEPING, "margin=0s&failover_grace=60s").await;
+    let store = open(&url).await;
+    assert!(refused(&*store).await.withheld);
+    redis_cli(&url, &["HSET", &epoch(&url), "since", "1"]).await;
+    (server, url, folder, store)
+}
+
+/// A restart can lose the latest writes, although the server has the record of itself on its disk.
+#[tokio::test]
+async fn the_grace_begins_anew_after_a_restart_that_kept_the_data() {
+    let (mut server, url, _folder, store) = settled().await;
+    let mut grant = granted(&*store).await;
+    store.release(&mut grant, None).await.unwrap();
+    server.kill(Duration::ZERO).await.unwrap();
+    assert!(refused(&*open(&url).await).await.withheld);
+}
+
+/// Otherwise, the next claim would wait for the whole grace, even if the lock was held for a day after the restart.
+#[tokio::test]
+async fn a_renewal_begins_the_grace() {
+    let (mut server, url, _folder, store) = settled().await;
+    let mut grant = granted(&*store).await;
+    let began_us = SystemClock.now().wall_us();
+    server.kill(Duration::ZERO).await.unwrap();
+    let renewed = within("a response to a renewal", async {
+        loop {
+            match store.renew(&mut grant).await {
+                Ok(renewed) => break renewed,
+                Err(error) => assert!(error.is_transient(), "{error}"),
+            }
+        }
+    });
+    assert!(matches!(renewed.await, Renewal::Renewed), "the grace withholds no renewal");
+    let since_us: u64 = redis_cli(&url, &["HGET", &epoch(&url), "since"]).await.parse().unwrap();
+    assert!(since_us >= began_us, "{since_us} is before {began_us}");
+}
+
+/// An operator demoted it. The connection of the client stays open.
+#[tokio::test]
+async fn a_replica_that_accepts_writes_renews_nothing() {
+    let (_server, url, _folder, store) = settled().await;
+    let mut grant = granted_to(&*store, &claim_of(&*store, "lock", Duration::from_secs(5))).await;
+    redis_cli(&url, &["CONFIG", "SET", "replica-read-only", "no"]).await;
+    // No server is there, so the replica keeps its data.
+    replicate(&url, Some("127.0.0.1:1")).await;
+    let error = store.renew(&mut grant).await.unwrap_err();
+    assert!(error.to_string().contains("not the primary"), "{error}");
 }
 
 /// Starts a primary with a replica, whose grace after the start is over.

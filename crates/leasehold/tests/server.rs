@@ -206,7 +206,7 @@ async fn a_holder_continues_after_the_server_lost_its_renewal() {
     let mut grant = one.granted(&one.claim()).await;
     world.clock.sleep(10 * SECOND).await;
     assert!(one.renews(&mut grant).await);
-    world.server.fail_over(5 * SECOND);
+    world.server.fail_over(5 * SECOND, Duration::ZERO);
     assert!(one.renews(&mut grant).await);
     one.releases(&mut grant).await;
     let held = two.refused(&two.claim()).await;
@@ -260,11 +260,38 @@ async fn a_waiter_asks_again_after_a_minute_of_a_long_grace() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_grace_passes_while_a_lock_is_held() {
+    let world = World::with_grace(2 * TTL);
+    let (one, two) = (world.client(1).await, world.client(2).await);
+    let mut grant = one.granted(&one.claim()).await;
+    world.server.fail_over(Duration::ZERO, Duration::ZERO);
+    for _ in 0..2 {
+        assert!(one.renews(&mut grant).await);
+        world.clock.sleep(TTL / 2).await;
+    }
+    one.releases(&mut grant).await;
+    assert_eq!(two.refused(&two.claim()).await.lapses_within, Some(TTL));
+}
+
+/// By the clock of the promoted server, the lease has lapsed.
+#[tokio::test(start_paused = true)]
+async fn a_promoted_server_whose_clock_is_ahead_grants_no_lock_that_is_held() {
+    let world = World::with_grace(2 * TTL);
+    let one = world.client(1).await;
+    one.granted(&one.claim()).await;
+    world.clock.sleep(SECOND).await;
+    world.server.fail_over(Duration::ZERO, 2 * TTL - SECOND);
+    let two = world.client(2).await;
+    let held = two.refused(&two.claim()).await;
+    assert!(held.withheld && held.lapses_within == Some(2 * TTL), "{held:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn nothing_is_granted_while_a_lost_grant_may_be_valid() {
     let world = World::with_grace(2 * TTL);
     let (one, two) = (world.client(1).await, world.client(2).await);
     let mut lost = one.granted(&one.claim()).await;
-    world.server.fail_over(SECOND);
+    world.server.fail_over(SECOND, Duration::ZERO);
     assert!(two.refused(&two.claim()).await.withheld);
     assert!(!one.renews(&mut lost).await);
     world.clock.sleep(2 * TTL).await;
@@ -272,7 +299,7 @@ async fn nothing_is_granted_while_a_lost_grant_may_be_valid() {
     assert!(next.token > lost.token);
     // The clock says that the server began to run in the future.
     world.server.set_back(600 * SECOND);
-    world.server.fail_over(Duration::ZERO);
+    world.server.fail_over(Duration::ZERO, Duration::ZERO);
     assert!(one.refused(&one.claim()).await.lapses_within.is_some());
 }
 

@@ -169,7 +169,8 @@ async fn make_chaos(scenario: &Scenario, settings: &Settings, folder: &Path) -> 
     world.granted(GRANTS_BEFORE).await;
     // With an incorrect lock, faults occur until the checker has found the flaw, but not longer than `LONG_ENOUGH`.
     let duration = if scenario.must_break.is_some() { LONG_ENOUGH } else { settings.duration };
-    let faults = plan(settings.seed, &world.kinds(scenario.language), duration, scenario.ttl);
+    let kinds = world.kinds(scenario.language);
+    let faults = plan(settings.seed, &kinds, duration, scenario.ttl, scenario.rest);
     if scenario.must_break.is_some() {
         tokio::select! {
             suffered = world.suffer_all(&faults) => suffered?,

@@ -115,6 +115,11 @@ impl Kind {
         )
     }
 
+    /// Returns whether the fault hits a server.
+    fn is_for_a_server(self) -> bool {
+        matches!(self, Self::StopServer | Self::KillServer | Self::StopLeader | Self::KillLeader)
+    }
+
     /// Returns the kind that this fault becomes if no worker holds the lock. It then hits any worker.
     pub(super) fn without_a_holder(self) -> Self {
         match self {
@@ -151,11 +156,13 @@ pub struct Fault {
     pub pick: u64,
 }
 
-/// Draws faults of `kinds` for `duration`, with leases of `ttl`. Each kind occurs once before any kind occurs again.
-pub fn plan(seed: u64, kinds: &[Kind], duration: Duration, ttl: Duration) -> Vec<Fault> {
+/// Draws faults of `kinds` for `duration`, with leases of `ttl`. Each kind occurs once before any kind occurs again, but
+/// no fault hits a server within `rest` of the previous one.
+pub fn plan(seed: u64, kinds: &[Kind], duration: Duration, ttl: Duration, rest: Duration) -> Vec<Fault> {
     let mut random = Rng::with_seed(seed);
     let mut faults = Vec::new();
-    let (mut at, mut bag) = (Duration::ZERO, Vec::new());
+    let (mut at, mut before, mut rested, mut bag) =
+        (Duration::ZERO, Duration::ZERO, Duration::ZERO, Vec::new());
     // A short plan has short pauses, so that every kind occurs.
     let pause = (duration / (kinds.len().max(1) as u32)).min(ttl).as_secs_f64();
     while !kinds.is_empty() {
@@ -163,11 +170,17 @@ pub fn plan(seed: u64, kinds: &[Kind], duration: Duration, ttl: Duration) -> Vec
             bag = kinds.to_vec();
             random.shuffle(&mut bag);
         }
-        let after = Duration::from_secs_f64(pause * (0.5 + random.f64() / 2.0));
-        at += after;
+        at += Duration::from_secs_f64(pause * (0.5 + random.f64() / 2.0));
         let Some(kind) = bag.pop().filter(|_| at < duration) else { break };
+        if kind.is_for_a_server() {
+            if at < rested {
+                continue;
+            }
+            rested = at + rest;
+        }
         let lasts = ttl.mul_f64(kind.lasts(&mut random));
-        faults.push(Fault { kind, after, lasts, pick: random.u64(..) });
+        faults.push(Fault { kind, after: at - before, lasts, pick: random.u64(..) });
+        before = at;
     }
     faults
 }
@@ -181,16 +194,16 @@ mod tests {
     #[test]
     fn a_seed_is_a_plan() {
         let minute = Duration::from_secs(60);
-        let one = plan(7, Kind::TO_REQUESTS, minute, TTL);
-        assert_eq!(one, plan(7, Kind::TO_REQUESTS, minute, TTL));
-        assert_ne!(one, plan(8, Kind::TO_REQUESTS, minute, TTL));
+        let one = plan(7, Kind::TO_REQUESTS, minute, TTL, Duration::ZERO);
+        assert_eq!(one, plan(7, Kind::TO_REQUESTS, minute, TTL, Duration::ZERO));
+        assert_ne!(one, plan(8, Kind::TO_REQUESTS, minute, TTL, Duration::ZERO));
         assert!(one.iter().map(|fault| fault.after).sum::<Duration>() < minute);
     }
 
     #[test]
     fn every_kind_comes_also_in_a_short_plan() {
         for seed in 0..100 {
-            let faults = plan(seed, Kind::TO_REQUESTS, Duration::from_secs(8), TTL);
+            let faults = plan(seed, Kind::TO_REQUESTS, Duration::from_secs(8), TTL, Duration::ZERO);
             for kind in Kind::TO_REQUESTS {
                 assert!(faults.iter().any(|fault| fault.kind == *kind), "{seed}: {kind:?}");
             }
@@ -200,7 +213,29 @@ mod tests {
     #[test]
     fn holders_are_stopped_and_cut_off_for_longer_than_their_leases() {
         let kinds = [Kind::StopHolder, Kind::StopAgent, Kind::CutHolder];
-        let faults = plan(1, &kinds, Duration::from_secs(600), TTL);
+        let faults = plan(1, &kinds, Duration::from_secs(600), TTL, Duration::ZERO);
         assert!(faults.len() > 100 && faults.iter().all(|fault| fault.lasts > TTL));
+    }
+
+    #[test]
+    fn servers_rest_between_their_faults_and_workers_do_not() {
+        let (kinds, length) =
+            ([Kind::StopServer, Kind::KillServer, Kind::StopWorker], Duration::from_secs(600));
+        let rest = 10 * TTL;
+        let times = |rest| {
+            let mut at = Duration::ZERO;
+            let (servers, workers): (Vec<_>, Vec<_>) = plan(1, &kinds, length, TTL, rest)
+                .into_iter()
+                .map(|fault| {
+                    at += fault.after;
+                    (fault.kind.is_for_a_server(), at)
+                })
+                .partition(|(is_for_a_server, _)| *is_for_a_server);
+            assert!(workers.len() > 100);
+            servers.into_iter().map(|(_, at)| at).collect::<Vec<_>>()
+        };
+        assert!(times(Duration::ZERO).len() > 200);
+        let times = times(rest);
+        assert!(times.len() > 20 && times.windows(2).all(|two| two[1] - two[0] >= rest), "{times:?}");
     }
 }

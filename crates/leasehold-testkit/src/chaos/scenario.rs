@@ -41,6 +41,9 @@ pub struct Scenario {
     pub start: Start,
     /// The faults of the servers. Servers that keep their data in memory are stopped but not killed.
     pub server_faults: &'static [Fault],
+    /// How long no fault hits a server after another one did. If servers are replaced more often than their grace is
+    /// long, they grant nothing at all.
+    pub rest: Duration,
     /// Options of the store URL.
     pub options: &'static str,
     /// The kind of lock that workers acquire.
@@ -76,6 +79,7 @@ impl Scenario {
             name,
             start,
             server_faults,
+            rest: Duration::ZERO,
             options: "",
             kind: Kind::Leasehold,
             language: Language::Rust,

@@ -111,6 +111,9 @@ impl TestStore for Redis {
                 FAULTS,
             )
         };
+        // A promotion, the grace of 15 s, and some grants. Without this rest, each promotion came within the grace of the
+        // one before, and nothing was granted until the faults were over.
+        const REST: Duration = Duration::from_secs(25);
         // A process and its agent run on one machine, so they have the same boot clock.
         const CLIENTS: Scenario = Scenario { clocks: Clocks::WallOnly, ..REDIS };
         const ALL: &[Scenario] = &[
@@ -127,12 +130,14 @@ impl TestStore for Redis {
             },
             Scenario {
                 options: "margin=0s&failover_grace=15s",
+                rest: REST,
                 ..Scenario::store("redis-cluster", cluster::chaos::start, FAULTS)
             },
             // Twelve seconds of the grace period are for a primary that was stopped. It renews leases until it notices
             // that it was replaced.
             Scenario {
                 options: "margin=0s&failover_grace=15s",
+                rest: REST,
                 ..Scenario::store("redis-sentinel", sentinel::start, FAULTS)
             },
         ];

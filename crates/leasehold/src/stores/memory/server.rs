@@ -2,7 +2,8 @@
 //!
 //! The server executes the steps of `Records` one at a time, by its own clock, like the scripts of Redis and the
 //! statements of PostgreSQL, and under the same conditions. It has the faults of such a server: a failover that loses
-//! the latest writes, a clock that is set back, and other clients that take a lock whose lease has lapsed.
+//! the latest writes, to a server with another clock; a clock that is set back; and other clients that take a lock whose
+//! lease has lapsed.
 //!
 //! The steps are sent as writes to a [`Register`], so that the testkit's networks can lose, delay and repeat them. The
 //! metadata of such a write has the step, and the version that it returns is the response.
@@ -58,6 +59,8 @@ struct Live {
     past: VecDeque<(Moment, State)>,
     /// Which server this is. A promoted one has another identity.
     identity: u64,
+    /// How far the clock of this server is ahead of the true time.
+    ahead: Duration,
     /// How far the clock was set back.
     behind: Duration,
 }
@@ -151,8 +154,9 @@ impl MemoryServer {
         Self { env, failover_grace, on_commit: Box::new(on_commit), live: Mutex::default() }
     }
 
-    /// Promotes a standby that has not received the writes of the last `lost`.
-    pub fn fail_over(&self, lost: Duration) {
+    /// Promotes a standby that has not received the writes of the last `lost`, and whose clock is `ahead` of the true
+    /// time.
+    pub fn fail_over(&self, lost: Duration, ahead: Duration) {
         let now = self.env.now();
         let mut live = self.live();
         let is_lost = |(replaced, _): &&(Moment, State)| now.shortest_since(*replaced) < lost;
@@ -161,6 +165,7 @@ impl MemoryServer {
         }
         live.past.clear();
         live.identity += 1;
+        live.ahead = ahead;
     }
 
     /// Sets the clock back.
@@ -192,7 +197,7 @@ impl MemoryServer {
     }
 
     fn now_us(&self, live: &Live) -> u64 {
-        self.env.now().wall_us().saturating_sub(micros(live.behind))
+        (self.env.now().wall_us() + micros(live.ahead)).saturating_sub(micros(live.behind))
     }
 
     /// Executes `step` for the lock `name`, with the record of its request.
@@ -244,9 +249,9 @@ impl MemoryServer {
         let Some((record, after)) = record.filter(|_| !(holds && (foreign || is_late))) else {
             return Outcome::Refused;
         };
-        if change == Change::Grant
-            && let Some(left_us) = live.withholds(micros(self.failover_grace), now_us)
-        {
+        // A renewal notices a failover too, so that the grace passes while locks are held.
+        let left_us = holds.then(|| live.withholds(micros(self.failover_grace), now_us)).flatten();
+        if let Some(left_us) = left_us.filter(|_| change == Change::Grant) {
             return Outcome::Withheld { left_us };
         }
         let record = Record { renewed_at_us: Some(now_us), awaited: false, ..record };

@@ -283,7 +283,7 @@ mod tests {
     fn server() -> ServerInfo {
         ServerInfo {
             product: "Redis 7.0.15".into(),
-            version: (7, 0),
+            version: [7, 0, 15],
             is_primary: true,
             policy: "noeviction".into(),
             has_append_only_file: true,

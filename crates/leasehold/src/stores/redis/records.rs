@@ -395,6 +395,8 @@ impl RedisRecords {
                 Ok(Written::Committed { record: Box::new(record), version: fields.version })
             }
             "recovering" => {
+                // Asks for the end again, which moves if the server's clock is set back.
+                shard.link.vouched().take();
                 let left = Duration::from_micros(answer.detail().unwrap_or(0));
                 Ok(Written::Withheld(Box::new(grace::withheld("Redis", left))))
             }

@@ -97,6 +97,9 @@ return {epoch, text(ends)}
 /// of the server. In a cluster, `ARGV[19]` and `ARGV[20]` are what `EPOCH` returned, which is still true if the server is
 /// the same.
 ///
+/// A renewal notices a restart or a promotion too, so that the grace passes while locks are held. Not in a cluster, where
+/// it cannot access the record of the server.
+///
 /// A primary that is cut off from its replicas accepts writes until they have lagged for `min-replicas-max-lag`, which
 /// may be changed at any time. The failover grace of another primary must be longer than the lag and the lease together.
 /// The lag counts 2 s more, because it is in whole seconds, and the server judges it once a second.
@@ -104,6 +107,8 @@ const FAILOVER: &str = r"
 local function failover(is_grant, grace, lease, most_lag)
     if grace == 0 then return end
     local replication = redis.call('INFO', 'replication')
+    -- With replica-read-only no, a replica accepts writes. Another server may grant the lock.
+    if string.find(replication, 'role:slave') then return redis.error_reply('READONLY this server is a replica') end
     local lag = math.floor((grace - lease) / 1000000) - LAG_ROUNDING
     local counted, good = tonumber(string.match(replication, 'min_slaves_good_slaves:(%d+)')) or 0, 0
     for seconds in string.gmatch(replication, 'slave%d+:[^\r]*state=online[^\r]*lag=(%d+)') do
@@ -112,17 +117,17 @@ local function failover(is_grant, grace, lease, most_lag)
     if good < counted then
         return redis.error_reply('NOREPLICAS a replica has not acknowledged writes for ' .. math.max(0, lag) .. ' s')
     end
-    if not is_grant then return end
+    if not is_grant and not KEYS[3] then return end
     -- The replicas may have connected after the client did.
     local replicas = tonumber(string.match(replication, 'connected_slaves:(%d+)')) or 0
-    if replicas > 0 and lease + most_lag > grace then return answer('outlasts') end
+    if is_grant and replicas > 0 and lease + most_lag > grace then return answer('outlasts') end
     local server, ends = redis.call('INFO', 'server'), tonumber(ARGV[20])
     if KEYS[3] then
         ends = select(2, over(KEYS[3], grace, replication, server))
     elseif select(2, identity(replication, server)) ~= ARGV[19] then
         return answer('replaced')
     end
-    if ends > now then return answer('recovering', text(ends - now)) end
+    if is_grant and ends > now then return answer('recovering', text(ends - now)) end
 end
 ";
 

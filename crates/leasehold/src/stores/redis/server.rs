@@ -6,9 +6,9 @@ use super::errors;
 use crate::error::{ErrorKind, Fault};
 use crate::lease::printable;
 
-/// The oldest supported version. Older servers do not check min-replicas-to-write for scripts, and have no permissions
-/// for channels.
-const OLDEST: (u32, u32) = (6, 2);
+/// The oldest supported version. Older servers do not check min-replicas-to-write for scripts, so a primary that is cut
+/// off would renew leases for ever.
+const OLDEST: [u32; 3] = [6, 2, 7];
 
 /// The default of `min-replicas-max-lag`, in seconds.
 const DEFAULT_LAG: u64 = 10;
@@ -22,7 +22,7 @@ pub(super) const LAG_ROUNDING: Duration = Duration::from_secs(2);
 pub(super) struct ServerInfo {
     /// Redis or Valkey, with its version.
     pub(super) product: String,
-    pub(super) version: (u32, u32),
+    pub(super) version: [u32; 3],
     pub(super) is_primary: bool,
     pub(super) is_clustered: bool,
     /// Which keys the server deletes when its memory is full: `noeviction` for none.
@@ -48,7 +48,7 @@ impl ServerInfo {
         };
         Self {
             product,
-            version: (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)),
+            version: [(); 3].map(|()| numbers.next().unwrap_or(0)),
             is_primary: value("role") == "master",
             is_clustered: value("cluster_enabled") == "1",
             policy: value("maxmemory_policy").to_owned(),
@@ -71,9 +71,8 @@ impl ServerInfo {
             return Err(if cluster { errors::no_cluster(host) } else { errors::cluster() });
         }
         if self.version < OLDEST {
-            let (major, minor) = OLDEST;
-            let message =
-                format!("{host} is {}, and leasehold needs Redis {major}.{minor} or newer", self.product);
+            let oldest = OLDEST.map(|number| number.to_string()).join(".");
+            let message = format!("{host} is {}, and leasehold needs Redis {oldest} or newer", self.product);
             return Err(Fault::new(ErrorKind::Unsupported, message));
         }
         if !self.is_primary {
@@ -117,13 +116,17 @@ mod tests {
     #[test]
     fn a_server_that_may_lose_locks_is_refused() {
         let server = ServerInfo::of(INFO);
-        assert_eq!((server.product.as_str(), server.version, server.replicas), ("Valkey 8.0.1", (7, 2), 2));
+        assert_eq!(
+            (server.product.as_str(), server.version, server.replicas),
+            ("Valkey 8.0.1", [7, 2, 4], 2)
+        );
         assert!(server.may_evict() && !server.evicts() && server.has_append_only_file);
         assert!(check(|_| ()).is_ok());
         assert!(check(|server| server.has_memory_limit = true).unwrap_err().message.contains("allkeys-lru"));
         assert_eq!(check(|server| server.is_clustered = true).unwrap_err().kind, ErrorKind::Unsupported);
         assert_eq!(check(|server| server.is_primary = false).unwrap_err().kind, ErrorKind::Unavailable);
-        assert_eq!(check(|server| server.version = (6, 0)).unwrap_err().kind, ErrorKind::Unsupported);
+        assert_eq!(check(|server| server.version = [6, 2, 6]).unwrap_err().kind, ErrorKind::Unsupported);
+        assert!(check(|server| server.version = [6, 2, 7]).is_ok());
         let error = ServerInfo::of(INFO).check("h:1", true).unwrap_err();
         assert!(error.help.unwrap().contains("leave out cluster=on"));
         assert!(ServerInfo::of("").check("h:1", false).is_err());
