@@ -13,6 +13,7 @@ use std::ffi::OsString;
 use std::future::Future;
 use std::io::{self, IsTerminal as _};
 use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus};
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -40,11 +41,10 @@ use crate::wait_progress::announce;
 /// The internal subcommand of a guardian.
 const GUARDIAN: &str = "__guardian";
 
-/// The executable of this process, even after its file has been replaced.
-#[cfg(target_os = "linux")]
-const OWN_EXECUTABLE: &str = "/proc/self/exe";
-#[cfg(not(target_os = "linux"))]
-const OWN_EXECUTABLE: &str = "leasehold";
+/// Returns the executable of this process. On Linux, even after its file has been replaced.
+fn own_executable() -> io::Result<PathBuf> {
+    if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() }
+}
 
 /// Maximum sleep between checks of the lease, because timers can fire late.
 const MAX_SLEEP: Duration = Duration::from_millis(250);

@@ -235,6 +235,7 @@ pub struct SystemClock;
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const SUSPEND_AWARE: ClockId = ClockId::Boottime;
+// On macOS, it counts sleep. FreeBSD has no such clock: there, a holder notices a suspend by its wall clock alone.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 const SUSPEND_AWARE: ClockId = ClockId::Monotonic;
 

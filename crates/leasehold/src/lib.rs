@@ -90,6 +90,11 @@
 //! Acquisitions, checks and reads are cancel safe: dropping their future leaves nothing held. Operations by hand, such
 //! as [`Locker::evict`], are not; their documentation says so.
 
+#[cfg(not(unix))]
+compile_error!(
+    "leasehold runs on Linux and macOS. docs/rfcs/0004-windows.md says what is missing for Windows."
+);
+
 #[cfg(feature = "blocking")]
 pub mod blocking;
 pub mod clock;

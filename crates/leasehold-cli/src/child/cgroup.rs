@@ -39,6 +39,7 @@ impl Cgroup {
     }
 
     /// Moves the process `pid` into the cgroup.
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code))]
     pub(super) fn add(&self, pid: u32) -> io::Result<()> {
         fs::write(self.0.join("cgroup.procs"), pid.to_string()).map_err(|error| at(&self.0, &error))
     }

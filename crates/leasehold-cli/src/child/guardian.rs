@@ -49,7 +49,7 @@ pub(super) struct Guardian {
 impl Guardian {
     /// Starts the guardian for processes with the mark of `run`. It kills nothing before [`watch`](Self::watch).
     pub(super) fn start(run: Id, cgroup: Option<&Cgroup>) -> io::Result<Self> {
-        let process = Command::new(super::OWN_EXECUTABLE)
+        let process = Command::new(super::own_executable()?)
             .arg0("leasehold")
             .arg(GUARDIAN)
             .arg(getpid().as_raw_nonzero().to_string())

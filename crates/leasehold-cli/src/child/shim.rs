@@ -26,7 +26,7 @@ use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
 use super::program::{cannot_run, code_of};
 use super::reaper::Awaited;
-use super::{Environment, OWN_EXECUTABLE, is_interactive};
+use super::{Environment, is_interactive, own_executable};
 use crate::exit::{FAILED, Failure, NOT_FOUND};
 
 /// The internal subcommand.
@@ -53,7 +53,7 @@ impl Shim {
         // This type preserves message boundaries, and each side sees when the other closes.
         let (socket, process_socket) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        let mut process = tokio::process::Command::new(OWN_EXECUTABLE);
+        let mut process = tokio::process::Command::new(own_executable()?);
         let parent = if dies_with_us { getpid().as_raw_nonzero().to_string() } else { OUTLIVES.to_owned() };
         process.arg0("leasehold").arg(SUBCOMMAND).arg(parent).args(command);
         process.stdin(Stdio::from(process_socket));

@@ -139,7 +139,7 @@ fn boot_id() -> Result<String, Fault> {
     if id.is_empty() {
         return Err(Fault::new(ErrorKind::Unsupported, "the id of this boot cannot be read").with_help(
             "on Linux, /proc must be mounted, and /proc/sys/kernel/random/boot_id readable (not with ProcSubset=pid of \
-             systemd)",
+             systemd); other systems than Linux and macOS need another store, such as dir:FOLDER",
         ));
     }
     // systemd-nspawn and LXC mount a file over it to give each container a random id.
@@ -193,7 +193,10 @@ fn is_of_another_namespace(status: &str) -> bool {
     numbers.is_none_or(|numbers| numbers.split_whitespace().count() != 1)
 }
 
-/// The fields of `/proc/PID/stat` that matter here.
+/// The fields of `/proc/PID/task/PID/stat` that matter here.
+///
+/// They are those of `/proc/PID/stat`. But qemu-user, by which containers of another processor run, invents that file
+/// for a process's own id. Its start time differs from the one that other processes see, who would count it as dead.
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
     state: u8,
@@ -210,10 +213,10 @@ impl Stat {
 }
 
 fn stat(pid: u32) -> io::Result<Option<Stat>> {
-    Ok(parse_stat(&fs::read(format!("/proc/{pid}/stat"))?))
+    Ok(parse_stat(&fs::read(format!("/proc/{pid}/task/{pid}/stat"))?))
 }
 
-/// Parses `/proc/PID/stat`. The second field is the program's name in parentheses. It may contain anything, including
+/// Parses the text. The second field is the program's name in parentheses. It may contain anything, including
 /// spaces and `)`.
 fn parse_stat(text: &[u8]) -> Option<Stat> {
     let end_of_name = text.iter().rposition(|&byte| byte == b')')?;
@@ -285,6 +288,40 @@ pub(super) mod tests {
         assert!(machine.is_dead(&process), "a zombie");
         sleeper.reap();
         assert!(machine.is_dead(&process), "gone");
+    }
+
+    /// In the process that the test below starts: its start time.
+    const START: &str = "LEASEHOLD_TEST_START";
+
+    #[test]
+    fn a_process_with_an_invented_status_sees_itself_as_others_do() {
+        if let Ok(start) = std::env::var(START) {
+            let machine = Machine::this().unwrap();
+            let me = machine.me.clone().unwrap();
+            assert_eq!(me.start.to_string(), start);
+            assert!(!machine.is_dead(&me));
+            return;
+        }
+        let unshare = || {
+            let mut unshare = Command::new("unshare");
+            unshare.args(["--user", "--map-root-user", "--mount"]);
+            unshare
+        };
+        if !unshare().arg("true").stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
+            return;
+        }
+        let invented = tempfile::NamedTempFile::new().unwrap();
+        fs::write(&invented, "7 (a) S 1 7 7 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 3 0 8812 0 0\n").unwrap();
+        let script = format!(
+            r#"start=$(cut -d ' ' -f 22 /proc/$$/stat) && mount --bind "$1" /proc/$$/stat && {START}=$start exec "$0" --exact "$2""#
+        );
+        let test =
+            "stores::sqlite::machine::tests::a_process_with_an_invented_status_sees_itself_as_others_do";
+        let program = std::env::current_exe().unwrap();
+        let arguments = [program.as_os_str(), invented.path().as_os_str(), test.as_ref()];
+        let output = unshare().args(["sh", "-c", &script]).args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{output:?}");
     }
 
     #[test]
