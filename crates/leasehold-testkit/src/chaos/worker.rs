@@ -4,17 +4,20 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
 use leasehold::Locker;
 use leasehold::clock::{Clock, SystemClock};
+use leasehold::raw::RawRecords;
 use serde_json::json;
 use tokio::io::AsyncReadExt;
 
 use super::contender::{Attempt, Contender, End, Hold, Leasehold};
 use super::history::History;
-use super::naive::{ExpiryColumn, PlainObject};
+use super::naive::{ExpiryColumn, LaggingRegister, PlainObject, TwoStepRegister};
+use super::registers::{Registers, exercise, exercises};
 use super::resource::Client;
 
 /// The exit code of a worker that crashed on purpose.
@@ -34,11 +37,22 @@ pub enum Kind {
     PlainObject,
     /// A database row with an expiry time, by the clock of the process that wrote it.
     ExpiryColumn,
+    /// leasehold's, beside registers whose reads lag behind.
+    LaggingRegister,
+    /// leasehold's, beside registers that check the condition of a write before the write.
+    TwoStepRegister,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: &[Self] = &[Self::Leasehold, Self::Unchecked, Self::PlainObject, Self::ExpiryColumn];
+    pub const ALL: &[Self] = &[
+        Self::Leasehold,
+        Self::Unchecked,
+        Self::PlainObject,
+        Self::ExpiryColumn,
+        Self::LaggingRegister,
+        Self::TwoStepRegister,
+    ];
 
     /// Returns the name.
     pub const fn name(self) -> &'static str {
@@ -47,6 +61,8 @@ impl Kind {
             Self::Unchecked => "unchecked",
             Self::PlainObject => "plain-object",
             Self::ExpiryColumn => "expiry-column",
+            Self::LaggingRegister => "lagging-register",
+            Self::TwoStepRegister => "two-step-register",
         }
     }
 }
@@ -110,10 +126,12 @@ impl Orders {
 /// When the resource cannot be reached, or the history cannot be written.
 pub async fn work(orders: Orders) -> ExitCode {
     let mut worker = Worker::new(orders).await;
+    let registers = worker.registers();
     let mut input = tokio::io::stdin();
     let mut nothing = [0; 1];
     tokio::select! {
         code = worker.work() => code,
+        () = registers => unreachable!("it does not end"),
         // The nemesis never writes to it, so a read completes only when the nemesis closes it or dies.
         _ = input.read(&mut nothing) => ExitCode::SUCCESS,
     }
@@ -148,6 +166,24 @@ impl Worker {
         Self { random: Rng::with_seed(orders.seed), history, resource, grants: 0, orders }
     }
 
+    /// Exercises registers of the store, if this worker is one of those that do. Never ends.
+    fn registers(&self) -> impl Future<Output = ()> + use<> {
+        let Orders { kind, store, folder, who, seed, .. } = self.orders.clone();
+        let registers: Option<fn(RawRecords) -> Arc<dyn Registers>> = match kind {
+            Kind::Leasehold => Some(|records| Arc::new(records)),
+            Kind::LaggingRegister => Some(|records| Arc::new(LaggingRegister::new(records))),
+            Kind::TwoStepRegister => Some(|records| Arc::new(TwoStepRegister(records))),
+            Kind::Unchecked | Kind::PlainObject | Kind::ExpiryColumn => None,
+        };
+        async move {
+            if let Some(registers) = registers.filter(|_| exercises(&who)) {
+                let history = History::create(&folder, &format!("{who}-registers"));
+                exercise(store, history.expect("a file for the history"), seed, registers).await;
+            }
+            std::future::pending().await
+        }
+    }
+
     async fn work(&mut self) -> ExitCode {
         let contender = self.contender().await;
         loop {
@@ -178,7 +214,7 @@ impl Worker {
         match kind {
             Kind::PlainObject => Box::new(PlainObject::new(&store, &lock, ttl)),
             Kind::ExpiryColumn => Box::new(ExpiryColumn::new(&store, lock, ttl)),
-            Kind::Leasehold | Kind::Unchecked => loop {
+            Kind::Leasehold | Kind::Unchecked | Kind::LaggingRegister | Kind::TwoStepRegister => loop {
                 let from = self.history.now();
                 match Locker::open(&store).await {
                     Ok(locker) => {
@@ -192,7 +228,7 @@ impl Worker {
                             _ => vec![last, first],
                         };
                         let (name, lock) = (lock.clone(), locker.lock(&lock).ttl(ttl).owner(&who));
-                        return Box::new(Leasehold { lock, name, others, checked: kind == Kind::Leasehold });
+                        return Box::new(Leasehold { lock, name, others, checked: kind != Kind::Unchecked });
                     }
                     Err(error) => {
                         self.history.record("failed", from, json!({ "error": format!("{error:#}") }));
