@@ -9,11 +9,9 @@ use fastrand::Rng;
 use leasehold::LockName;
 use leasehold::clock::{Clock, SystemClock, timeout};
 use leasehold::error::StoreError;
-use leasehold::lease::{Id, StoreOptions};
+use leasehold::lease::Id;
 use leasehold::random::Random;
 use leasehold::raw::{RawRecord, RawRecords};
-use leasehold::stores;
-use leasehold::url::StoreUrl;
 use serde_json::json;
 
 use super::history::History;
@@ -74,45 +72,16 @@ impl Registers for RawRecords {
     }
 }
 
-/// Exercises the registers of the store at `url`, if it has any, and records it in `history`. `flawed` may wrap them.
-pub async fn exercise(
-    url: String,
-    history: History,
-    seed: u64,
-    flawed: fn(RawRecords) -> Arc<dyn Registers>,
-) {
-    let url = StoreUrl::parse(&url).expect("a store URL");
-    let store = until_ok(|| stores::open(url.clone(), StoreOptions::default())).await;
-    let Some(records) = RawRecords::of(&*store) else { return };
-    // The checker requires that something follows.
-    history.record("registers", history.now(), json!({}));
-    until_ok(|| records.trust()).await;
-    let mut exercise = Exercise {
-        may_delete: records.trust_deletes().await.is_ok(),
-        registers: flawed(records),
-        history,
-        random: Rng::with_seed(seed),
-        sent: 0,
-    };
-    let names = NAMES.map(|name| name.parse::<LockName>().expect("a name"));
-    let mut seen = [const { Vec::new() }; NAMES.len()];
-    loop {
-        let n = exercise.random.usize(..names.len());
-        exercise.round(&names[n], &mut seen[n]).await;
-        exercise.pause(PAUSE_MS).await;
-    }
+/// Returns whether deletes in the store at `url` are known to be conditional. Otherwise they would have to be examined
+/// first, with hundreds of requests.
+pub fn deletes_are_known(url: &str) -> bool {
+    let is_bucket = ["s3:", "gs:", "azblob:"].iter().any(|scheme| url.starts_with(scheme));
+    // Locks by existence are deleted, so they were examined for them.
+    !is_bucket || url.contains("protocol=existence")
 }
 
-async fn until_ok<T, E, F: Future<Output = Result<T, E>>>(mut attempt: impl FnMut() -> F) -> T {
-    loop {
-        match attempt().await {
-            Ok(done) => return done,
-            Err(_) => SystemClock.sleep(RETRY).await,
-        }
-    }
-}
-
-struct Exercise {
+/// What one worker does with the registers.
+pub struct Exercise {
     registers: Arc<dyn Registers>,
     history: History,
     random: Rng,
@@ -122,6 +91,27 @@ struct Exercise {
 }
 
 impl Exercise {
+    /// Prepares a worker that records in `history`.
+    pub fn new(registers: Arc<dyn Registers>, history: History, seed: u64, may_delete: bool) -> Self {
+        Self { registers, history, random: Rng::with_seed(seed), may_delete, sent: 0 }
+    }
+
+    /// Exercises the registers, which are on `records`. Never ends.
+    pub async fn run(mut self, records: &RawRecords) {
+        // The checker requires that something follows.
+        self.history.record("registers", self.history.now(), json!({}));
+        while records.trust().await.is_err() {
+            SystemClock.sleep(RETRY).await;
+        }
+        let names = NAMES.map(|name| name.parse::<LockName>().expect("a name"));
+        let mut seen = [const { Vec::new() }; NAMES.len()];
+        loop {
+            let n = self.random.usize(..names.len());
+            self.round(&names[n], &mut seen[n]).await;
+            self.pause(PAUSE_MS).await;
+        }
+    }
+
     /// Reads a record, and writes over what it has read, or sometimes over what it read before. `seen` is what this
     /// process has seen of the record.
     async fn round(&mut self, name: &LockName, seen: &mut Vec<Option<RawRecord>>) {

@@ -10,14 +10,17 @@ use std::time::Duration;
 use fastrand::Rng;
 use leasehold::Locker;
 use leasehold::clock::{Clock, SystemClock};
+use leasehold::lease::{LeaseStore, StoreOptions};
 use leasehold::raw::RawRecords;
+use leasehold::stores;
+use leasehold::url::StoreUrl;
 use serde_json::json;
 use tokio::io::AsyncReadExt;
 
 use super::contender::{Attempt, Contender, End, Hold, Leasehold};
 use super::history::History;
 use super::naive::{ExpiryColumn, LaggingRegister, PlainObject, TwoStepRegister};
-use super::registers::{Registers, exercise, exercises};
+use super::registers::{Exercise, Registers, deletes_are_known, exercises};
 use super::resource::Client;
 
 /// The exit code of a worker that crashed on purpose.
@@ -126,12 +129,10 @@ impl Orders {
 /// When the resource cannot be reached, or the history cannot be written.
 pub async fn work(orders: Orders) -> ExitCode {
     let mut worker = Worker::new(orders).await;
-    let registers = worker.registers();
     let mut input = tokio::io::stdin();
     let mut nothing = [0; 1];
     tokio::select! {
         code = worker.work() => code,
-        () = registers => unreachable!("it does not end"),
         // The nemesis never writes to it, so a read completes only when the nemesis closes it or dies.
         _ = input.read(&mut nothing) => ExitCode::SUCCESS,
     }
@@ -166,24 +167,6 @@ impl Worker {
         Self { random: Rng::with_seed(orders.seed), history, resource, grants: 0, orders }
     }
 
-    /// Exercises registers of the store, if this worker is one of those that do. Never ends.
-    fn registers(&self) -> impl Future<Output = ()> + use<> {
-        let Orders { kind, store, folder, who, seed, .. } = self.orders.clone();
-        let registers: Option<fn(RawRecords) -> Arc<dyn Registers>> = match kind {
-            Kind::Leasehold => Some(|records| Arc::new(records)),
-            Kind::LaggingRegister => Some(|records| Arc::new(LaggingRegister::new(records))),
-            Kind::TwoStepRegister => Some(|records| Arc::new(TwoStepRegister(records))),
-            Kind::Unchecked | Kind::PlainObject | Kind::ExpiryColumn => None,
-        };
-        async move {
-            if let Some(registers) = registers.filter(|_| exercises(&who)) {
-                let history = History::create(&folder, &format!("{who}-registers"));
-                exercise(store, history.expect("a file for the history"), seed, registers).await;
-            }
-            std::future::pending().await
-        }
-    }
-
     async fn work(&mut self) -> ExitCode {
         let contender = self.contender().await;
         loop {
@@ -216,8 +199,11 @@ impl Worker {
             Kind::ExpiryColumn => Box::new(ExpiryColumn::new(&store, lock, ttl)),
             Kind::Leasehold | Kind::Unchecked | Kind::LaggingRegister | Kind::TwoStepRegister => loop {
                 let from = self.history.now();
-                match Locker::open(&store).await {
-                    Ok(locker) => {
+                let url = StoreUrl::parse(&store).expect("a store URL");
+                match stores::open(url, StoreOptions::default()).await {
+                    Ok(store) => {
+                        self.exercise_registers(&*store);
+                        let locker = Locker::new(store);
                         let (first, last) = (format!("0-{lock}"), format!("{lock}-z"));
                         // Half of the workers hold one or two more locks together with the lock: one that is acquired
                         // before it, one after it, or both.
@@ -237,6 +223,21 @@ impl Worker {
                 }
             },
         }
+    }
+
+    /// Exercises registers of the store from now on, if it has any and this worker is one of those that do.
+    fn exercise_registers(&self, store: &dyn LeaseStore) {
+        let Orders { kind, store: url, folder, who, seed, .. } = self.orders.clone();
+        let Some(records) = RawRecords::of(store).filter(|_| exercises(&who)) else { return };
+        let registers: Arc<dyn Registers> = match kind {
+            Kind::Leasehold => Arc::new(records.clone()),
+            Kind::LaggingRegister => Arc::new(LaggingRegister::new(records.clone())),
+            Kind::TwoStepRegister => Arc::new(TwoStepRegister(records.clone())),
+            Kind::Unchecked | Kind::PlainObject | Kind::ExpiryColumn => return,
+        };
+        let history = History::create(&folder, &format!("{who}-registers")).expect("a file for the history");
+        let may_delete = deletes_are_known(&url);
+        tokio::spawn(async move { Exercise::new(registers, history, seed, may_delete).run(&records).await });
     }
 
     fn attempt(&mut self) -> Attempt {

@@ -18,7 +18,7 @@ use crate::types::LockName;
 #[derive(Clone, Debug)]
 pub struct RawRecords(Arc<dyn Records>);
 
-/// The ttl of created records. Nothing depends on it: the writes need no lease.
+/// The ttl of created records. Nothing depends on it, because the later writes need no lease.
 const TTL: Duration = Duration::from_secs(2);
 
 /// A record that was read or written.
@@ -52,17 +52,6 @@ impl RawRecords {
         self.0.trust().await
     }
 
-    /// Makes sure that deletes are conditional too. To be called before the first delete.
-    ///
-    /// # Errors
-    /// Returns an error if the store did not respond, or has no conditional deletes.
-    pub async fn trust_deletes(&self) -> Result<(), StoreError> {
-        match self.0.deletes() {
-            true => self.0.trust().await,
-            false => self.0.trust_deletes().await,
-        }
-    }
-
     /// Reads the record of `name`.
     ///
     /// # Errors
@@ -83,34 +72,32 @@ impl RawRecords {
         over: Option<&RawRecord>,
         value: Id,
     ) -> Result<Option<RawRecord>, StoreError> {
-        // A free record of the protocol by existence is a delete.
-        let state = if self.0.deletes() { RecordState::Held } else { RecordState::Free };
         let written = match over {
             Some(RawRecord { record: before, version }) => {
+                // The write of a free record has no other condition. By existence, it would be a delete.
+                let state = if self.0.deletes() { RecordState::Held } else { RecordState::Free };
                 // No store grants an unconfirmed record unread.
                 let record =
                     Record { state, nonce: value, unconfirmed: true, awaited: false, ..(**before).clone() };
                 self.0.write(name, Precondition::Version(version), Some(before), &record).await?
             }
             None => {
-                let ttl_ms = Ttl::new(TTL).unwrap_or_default().as_millis();
-                let token = Token::new(1).unwrap_or_default();
+                // Only a grant creates a record.
                 let record = Record {
-                    state,
-                    token,
+                    state: RecordState::Held,
+                    token: Token::new(1).unwrap_or_default(),
                     grant: value,
                     nonce: value,
-                    ttl_ms,
+                    ttl_ms: Ttl::new(TTL).unwrap_or_default().as_millis(),
+                    unconfirmed: false,
                     awaited: false,
                     ..Record::never_granted()
                 };
                 match self.0.claims() {
-                    // Such a store creates a record only by a grant.
-                    Claims::InTurn => {
-                        let record = Record { state: RecordState::Held, unconfirmed: false, ..record };
-                        self.0.claim(name, &record, 1, true).await?
+                    Claims::InTurn => self.0.claim(name, &record, 1, true).await?,
+                    Claims::Never | Claims::Free => {
+                        self.0.write(name, Precondition::Absent, None, &record).await?
                     }
-                    _ => self.0.write(name, Precondition::Absent, None, &record).await?,
                 }
             }
         };
@@ -131,7 +118,7 @@ impl RawRecords {
         }
     }
 
-    /// Deletes the record `over`. Returns whether it was there, unchanged.
+    /// Deletes the record `over`. Returns whether it was there, unchanged. Some stores ignore the condition.
     ///
     /// # Errors
     /// Returns the error of the store.
