@@ -10,6 +10,7 @@
 //! - [`faults`]: carries out a planned fault.
 //! - [`worker`]: the work of each process; [`contender`]: the locks that it uses; [`naive`]: incorrect locks that the
 //!   checker must catch.
+//! - [`registers`]: single conditional requests of some workers; [`linearizable`]: judges them.
 //! - [`workers`]: the programs of the processes, in Rust and in the languages of the clients.
 //! - [`resource`]: the counter that the lock protects.
 //! - [`true_time`], [`history`]: the record of events, with times that faked clocks do not affect.
@@ -22,10 +23,12 @@ pub mod environment;
 pub mod faults;
 pub mod fleet;
 pub mod history;
+pub mod linearizable;
 pub mod naive;
 pub mod nemesis;
 pub mod options;
 pub mod plan;
+pub mod registers;
 pub mod replicated;
 pub mod report;
 pub mod resource;

@@ -58,7 +58,7 @@ pub(crate) const MAX_TOKENS: u64 = 1_024;
 /// # Ok::<_, leasehold::Error>(()) }).unwrap();
 /// ```
 #[async_trait]
-pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
+pub trait LeaseStore: Any + Watch + Diagnose + fmt::Debug + Send + Sync {
     /// Tries once to acquire the lock. Does not wait for the holder, but resolves the outcome of an earlier request
     /// whose response was lost.
     ///

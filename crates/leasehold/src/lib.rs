@@ -148,6 +148,9 @@ pub use self::primitives::{
 };
 pub use self::proof::doctor;
 pub use self::protocol::RegisterLeases;
+#[cfg(feature = "_raw")]
+#[doc(hidden)]
+pub use self::protocol::raw;
 pub use self::register::Register;
 pub use self::ticket::{HeldTicket, Ticket};
 pub use self::types::{InvalidValue, LockName, OnDeadlock};

@@ -8,6 +8,8 @@ mod driver;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 pub(crate) mod line;
+#[cfg(feature = "_raw")]
+pub mod raw;
 pub(crate) mod record;
 mod record_cache;
 pub(crate) mod records;

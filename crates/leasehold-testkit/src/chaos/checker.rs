@@ -5,10 +5,14 @@
 //! moment is known only as an interval. The checker orders two moments only if their intervals do not overlap, so
 //! wide intervals can hide a violation but never invent one.
 
+mod registers;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde_json::Value;
+
+use self::registers::Registers;
 
 /// A rule that a history must keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,6 +29,10 @@ pub enum Rule {
     CounterIsExact,
     /// After the last fault, the lock is granted again.
     GrantedAgain,
+    /// The registers are linearizable.
+    Linearizable,
+    /// The registers are linearizable, except that a failover may lose writes.
+    LinearizableBetweenFailovers,
     /// The history can be read.
     Readable,
 }
@@ -38,6 +46,8 @@ impl Rule {
         Self::FenceHolds,
         Self::CounterIsExact,
         Self::GrantedAgain,
+        Self::Linearizable,
+        Self::LinearizableBetweenFailovers,
         Self::Readable,
     ];
 
@@ -50,6 +60,8 @@ impl Rule {
             Self::FenceHolds => "the fence holds",
             Self::CounterIsExact => "the counter is exact",
             Self::GrantedAgain => "granted again",
+            Self::Linearizable => "linearizable",
+            Self::LinearizableBetweenFailovers => "linearizable between failovers",
             Self::Readable => "readable",
         }
     }
@@ -89,6 +101,12 @@ pub struct Counts {
     pub writes: u64,
     /// Reads and writes that the counter refused.
     pub refused: u64,
+    /// Whether the store has registers that workers exercise.
+    pub has_registers: bool,
+    /// Operations on registers.
+    pub operations: u64,
+    /// The operations that changed a register.
+    pub changes: u64,
     /// Acquisitions that failed.
     pub failures: u64,
     /// Grants after the last fault.
@@ -164,6 +182,7 @@ struct Case {
     grants: Vec<Grant>,
     by_name: BTreeMap<String, usize>,
     accesses: BTreeMap<String, Vec<Access>>,
+    registers: Registers,
     healed: Option<u64>,
     counts: Counts,
     findings: Vec<Finding>,
@@ -183,6 +202,7 @@ impl Case {
             "run" => {
                 let promised = event["promises"].as_array()?;
                 let known = Rule::ALL.iter().map(|rule| rule.name());
+                self.registers.grace_ms = event["failover_grace_ms"].as_u64().unwrap_or(0);
                 self.promises = Some(known.filter(|name| promised.iter().any(|rule| rule == name)).collect());
             }
             "granted" => self.granted(&event, from, until)?,
@@ -200,8 +220,14 @@ impl Case {
                 self.grants[grant].given_up = true;
             }
             "read" | "write" => self.accessed(&event)?,
+            "registers" => self.counts.has_registers = true,
+            "seen" | "sent" | "answered" => self.registers.read_event(&event, from, until)?,
             "failed" => self.counts.failures += 1,
-            "fault" => *self.counts.faults.entry(event["kind"].as_str()?.to_owned()).or_default() += 1,
+            "fault" => {
+                let kind = event["kind"].as_str()?;
+                *self.counts.faults.entry(kind.to_owned()).or_default() += 1;
+                self.registers.fault(kind, &event["target"], from, until);
+            }
             "healed" => self.healed = Some(until),
             _ => return None,
         }
@@ -247,6 +273,11 @@ impl Case {
         }
         for (lock, accesses) in std::mem::take(&mut self.accesses) {
             self.fence_and_counter(&lock, accesses);
+        }
+        let registers = std::mem::take(&mut self.registers);
+        (self.counts.operations, self.counts.changes) = registers.counts();
+        for (rule, text) in registers.violations() {
+            self.find(rule, text);
         }
         // A file without a `run` event is no history, so it proves nothing.
         if self.promises.is_none() {

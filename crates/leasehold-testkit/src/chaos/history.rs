@@ -2,12 +2,16 @@
 //!
 //! | `what` | written by | further fields |
 //! |---|---|---|
-//! | `run` | the nemesis, first | `store`, `promises`: the rules that must hold |
+//! | `run` | the nemesis, first | `store`, `promises`: the rules that must hold, `failover_grace_ms` |
 //! | `granted` | a worker, when it was granted the lock | `lock`, `grant`, `token` (0: none) |
 //! | `checked` | a worker whose check showed that it still holds the lock | the same |
 //! | `lost` | a worker that found out that it has lost the lock | the same |
 //! | `over` | a worker that gave the lock up | the same, `how` |
 //! | `read`, `write` | the counter that the lock protects | `lock`, `token`, `accepted`, `value`, `number` |
+//! | `registers` | a worker that exercises [registers](super::registers) | |
+//! | `seen` | the same, which has read a register | `register`, `state`: its value, or null |
+//! | `sent` | the same, before it sends a conditional write | `register`, `change`, `over`, `to` (null: a delete) |
+//! | `answered` | the same, when a write has a known outcome | `change`, `outcome` |
 //! | `failed` | a worker whose acquisition failed | `error` |
 //! | `fault` | the nemesis | `kind`, `target` |
 //! | `healed` | the nemesis, when the last fault is over | |

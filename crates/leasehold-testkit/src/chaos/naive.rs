@@ -1,15 +1,22 @@
-//! Incorrect locks of the kinds that people write. The checker must find the violations that they cause.
+//! Incorrect locks of the kinds that people write, and incorrect registers. The checker must find the violations that
+//! they cause.
 
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold::clock::{Clock, SystemClock};
+use leasehold::LockName;
+use leasehold::clock::{Clock, Moment, SystemClock};
+use leasehold::error::StoreError;
 use leasehold::lease::Id;
 use leasehold::random::Random;
+use leasehold::raw::{RawRecord, RawRecords};
 use leasehold::url::StoreUrl;
 use rusqlite::{Connection, params};
 
 use super::contender::{Attempt, Contender, End, Hold};
+use super::registers::Registers;
 use crate::http;
 
 /// The polling interval of a waiter.
@@ -211,5 +218,83 @@ impl Hold for HeldRow {
             End::Drop => "forgotten".to_owned(),
             End::Release => format!("released: {:?}", released()),
         }
+    }
+}
+
+/// How long a copy of a record is used.
+const STALE: Duration = Duration::from_secs(1);
+
+/// Registers that answer reads from a copy, like a cache or a replica that lags behind.
+#[derive(Debug)]
+pub struct LaggingRegister {
+    records: RawRecords,
+    copies: Mutex<BTreeMap<LockName, (Moment, Option<RawRecord>)>>,
+}
+
+impl LaggingRegister {
+    /// Puts copies in front of `records`.
+    pub const fn new(records: RawRecords) -> Self {
+        Self { records, copies: Mutex::new(BTreeMap::new()) }
+    }
+}
+
+#[async_trait]
+impl Registers for LaggingRegister {
+    async fn read(&self, name: &LockName) -> Result<Option<RawRecord>, StoreError> {
+        let copy = self.copies.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
+        let now = SystemClock.now();
+        if let Some((_, copy)) = copy.filter(|(at, _)| now.longest_since(*at) < STALE) {
+            return Ok(copy);
+        }
+        let found = self.records.read(name).await?;
+        self.copies.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), (now, found.clone()));
+        Ok(found)
+    }
+
+    async fn write(
+        &self,
+        name: &LockName,
+        over: Option<&RawRecord>,
+        value: Id,
+    ) -> Result<Option<RawRecord>, StoreError> {
+        self.records.write(name, over, value).await
+    }
+
+    async fn delete(&self, name: &LockName, over: &RawRecord) -> Result<bool, StoreError> {
+        self.records.delete(name, over).await
+    }
+}
+
+/// Registers that check the condition of a write, and write later, whatever is there then.
+#[derive(Debug)]
+pub struct TwoStepRegister(pub RawRecords);
+
+#[async_trait]
+impl Registers for TwoStepRegister {
+    async fn read(&self, name: &LockName) -> Result<Option<RawRecord>, StoreError> {
+        self.0.read(name).await
+    }
+
+    async fn write(
+        &self,
+        name: &LockName,
+        over: Option<&RawRecord>,
+        value: Id,
+    ) -> Result<Option<RawRecord>, StoreError> {
+        let found = self.0.read(name).await?;
+        if found.map(|record| record.value()) != over.map(RawRecord::value) {
+            return Ok(None);
+        }
+        SystemClock.sleep(ASK_AGAIN).await;
+        loop {
+            let found = self.0.read(name).await?;
+            if let Some(written) = self.0.write(name, found.as_ref(), value).await? {
+                return Ok(Some(written));
+            }
+        }
+    }
+
+    async fn delete(&self, name: &LockName, over: &RawRecord) -> Result<bool, StoreError> {
+        self.0.delete(name, over).await
     }
 }

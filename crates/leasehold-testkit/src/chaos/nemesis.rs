@@ -132,7 +132,10 @@ fn failures(scenario: &Scenario, verdict: &Verdict, odd_deaths: Vec<String>) -> 
     if let Some(rule) = scenario.must_break
         && !verdict.observed.iter().any(|finding| finding.rule == rule)
     {
-        wrong.push(format!("the lock is incorrect, but the checker found no violation of: {}", rule.name()));
+        wrong.push(format!("it is incorrect, but the checker found no violation of: {}", rule.name()));
+    }
+    if verdict.counts.has_registers && verdict.counts.changes == 0 {
+        wrong.push("no register was written: nothing was tried".to_owned());
     }
     if verdict.counts.grants < scenario.least_grants {
         wrong.push(format!("only {} grants: nothing was tried", verdict.counts.grants));
@@ -146,7 +149,13 @@ async fn make_chaos(scenario: &Scenario, settings: &Settings, folder: &Path) -> 
     std::fs::create_dir(&histories)?;
     let history = History::create(&histories, "nemesis")?;
     let promises: Vec<&str> = scenario.promises.iter().map(|rule| Rule::name(*rule)).collect();
-    let run = json!({ "store": scenario.name, "seed": settings.seed, "promises": promises });
+    let grace_ms = u64::try_from(scenario.failover_grace().as_millis()).unwrap_or(u64::MAX);
+    let run = json!({
+        "store": scenario.name,
+        "seed": settings.seed,
+        "promises": promises,
+        "failover_grace_ms": grace_ms,
+    });
     history.record("run", history.now(), run);
     let environment = Environment::start(scenario, WORKERS, folder).await?;
     let resource = Resource::start(History::create(&histories, "counter")?).await?;

@@ -55,6 +55,7 @@ const COLUMNS: &[&str] = &[
     "checks",
     "writes",
     "refused",
+    "registers",
     "failed",
     "afterwards",
 ];
@@ -90,6 +91,7 @@ fn line(outcome: &Outcome) -> String {
         counts.checks,
         counts.writes,
         counts.refused,
+        counts.operations,
         counts.failures,
         counts.granted_again,
     ];
@@ -147,6 +149,7 @@ fn missing(outcomes: &[Outcome]) -> Vec<&'static str> {
         ("losses", sum(|counts| counts.losses)),
         ("writes", sum(|counts| counts.writes)),
         ("refused writes", sum(|counts| counts.refused)),
+        ("operations on registers", sum(|counts| counts.operations)),
     ];
     missing.extend(sums.into_iter().filter(|(_, sum)| *sum == 0).map(|(what, _)| what));
     missing

@@ -63,11 +63,36 @@ pub struct Scenario {
 }
 
 /// Without tokens, nothing can reject the late write of a stopped process.
-pub const WITHOUT_TOKENS: &[Rule] = &[Rule::OneHolder, Rule::GrantedAgain, Rule::Readable];
+pub const WITHOUT_TOKENS: &[Rule] = &[
+    Rule::OneHolder,
+    Rule::GrantedAgain,
+    Rule::Linearizable,
+    Rule::LinearizableBetweenFailovers,
+    Rule::Readable,
+];
+
+/// A failover can lose the latest writes. The failover grace protects the locks, but not registers.
+pub const LOSES_WRITES: &[Rule] = &[
+    Rule::OneHolder,
+    Rule::TokensRise,
+    Rule::TokensAreUnique,
+    Rule::FenceHolds,
+    Rule::CounterIsExact,
+    Rule::GrantedAgain,
+    Rule::LinearizableBetweenFailovers,
+    Rule::Readable,
+];
 
 /// If clocks exceed the bound, two holders may believe in their locks at once. Tokens still order their writes.
-pub const FENCE_ONLY: &[Rule] =
-    &[Rule::TokensAreUnique, Rule::FenceHolds, Rule::CounterIsExact, Rule::GrantedAgain, Rule::Readable];
+pub const FENCE_ONLY: &[Rule] = &[
+    Rule::TokensAreUnique,
+    Rule::FenceHolds,
+    Rule::CounterIsExact,
+    Rule::GrantedAgain,
+    Rule::Linearizable,
+    Rule::LinearizableBetweenFailovers,
+    Rule::Readable,
+];
 
 /// An incorrect lock promises nothing, but its history must be readable.
 const NOTHING: &[Rule] = &[Rule::Readable];
@@ -89,6 +114,14 @@ impl Scenario {
             must_break: None,
             least_grants: 3,
         }
+    }
+
+    /// Returns for how long after a server fault writes may still be lost: the failover grace, by which leasehold's
+    /// locks are safe from it.
+    pub fn failover_grace(&self) -> Duration {
+        let grace = self.options.split('&').find_map(|option| option.strip_prefix("failover_grace="));
+        let seconds = grace.map_or(Ok(0), |grace| grace.trim_end_matches('s').parse());
+        Duration::from_secs(seconds.expect("whole seconds"))
     }
 
     /// Defines a scenario for an incorrect lock.

@@ -4,17 +4,23 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
 use leasehold::Locker;
 use leasehold::clock::{Clock, SystemClock};
+use leasehold::lease::{LeaseStore, StoreOptions};
+use leasehold::raw::RawRecords;
+use leasehold::stores;
+use leasehold::url::StoreUrl;
 use serde_json::json;
 use tokio::io::AsyncReadExt;
 
 use super::contender::{Attempt, Contender, End, Hold, Leasehold};
 use super::history::History;
-use super::naive::{ExpiryColumn, PlainObject};
+use super::naive::{ExpiryColumn, LaggingRegister, PlainObject, TwoStepRegister};
+use super::registers::{Exercise, Registers, deletes_are_known, exercises};
 use super::resource::Client;
 
 /// The exit code of a worker that crashed on purpose.
@@ -34,11 +40,22 @@ pub enum Kind {
     PlainObject,
     /// A database row with an expiry time, by the clock of the process that wrote it.
     ExpiryColumn,
+    /// leasehold's, beside registers whose reads lag behind.
+    LaggingRegister,
+    /// leasehold's, beside registers that check the condition of a write before the write.
+    TwoStepRegister,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: &[Self] = &[Self::Leasehold, Self::Unchecked, Self::PlainObject, Self::ExpiryColumn];
+    pub const ALL: &[Self] = &[
+        Self::Leasehold,
+        Self::Unchecked,
+        Self::PlainObject,
+        Self::ExpiryColumn,
+        Self::LaggingRegister,
+        Self::TwoStepRegister,
+    ];
 
     /// Returns the name.
     pub const fn name(self) -> &'static str {
@@ -47,6 +64,8 @@ impl Kind {
             Self::Unchecked => "unchecked",
             Self::PlainObject => "plain-object",
             Self::ExpiryColumn => "expiry-column",
+            Self::LaggingRegister => "lagging-register",
+            Self::TwoStepRegister => "two-step-register",
         }
     }
 }
@@ -178,10 +197,13 @@ impl Worker {
         match kind {
             Kind::PlainObject => Box::new(PlainObject::new(&store, &lock, ttl)),
             Kind::ExpiryColumn => Box::new(ExpiryColumn::new(&store, lock, ttl)),
-            Kind::Leasehold | Kind::Unchecked => loop {
+            Kind::Leasehold | Kind::Unchecked | Kind::LaggingRegister | Kind::TwoStepRegister => loop {
                 let from = self.history.now();
-                match Locker::open(&store).await {
-                    Ok(locker) => {
+                let url = StoreUrl::parse(&store).expect("a store URL");
+                match stores::open(url, StoreOptions::default()).await {
+                    Ok(store) => {
+                        self.exercise_registers(&*store);
+                        let locker = Locker::new(store);
                         let (first, last) = (format!("0-{lock}"), format!("{lock}-z"));
                         // Half of the workers hold one or two more locks together with the lock: one that is acquired
                         // before it, one after it, or both.
@@ -192,7 +214,7 @@ impl Worker {
                             _ => vec![last, first],
                         };
                         let (name, lock) = (lock.clone(), locker.lock(&lock).ttl(ttl).owner(&who));
-                        return Box::new(Leasehold { lock, name, others, checked: kind == Kind::Leasehold });
+                        return Box::new(Leasehold { lock, name, others, checked: kind != Kind::Unchecked });
                     }
                     Err(error) => {
                         self.history.record("failed", from, json!({ "error": format!("{error:#}") }));
@@ -201,6 +223,21 @@ impl Worker {
                 }
             },
         }
+    }
+
+    /// Exercises registers of the store from now on, if it has any and this worker is one of those that do.
+    fn exercise_registers(&self, store: &dyn LeaseStore) {
+        let Orders { kind, store: url, folder, who, seed, .. } = self.orders.clone();
+        let Some(records) = RawRecords::of(store).filter(|_| exercises(&who)) else { return };
+        let registers: Arc<dyn Registers> = match kind {
+            Kind::Leasehold => Arc::new(records.clone()),
+            Kind::LaggingRegister => Arc::new(LaggingRegister::new(records.clone())),
+            Kind::TwoStepRegister => Arc::new(TwoStepRegister(records.clone())),
+            Kind::Unchecked | Kind::PlainObject | Kind::ExpiryColumn => return,
+        };
+        let history = History::create(&folder, &format!("{who}-registers")).expect("a file for the history");
+        let may_delete = deletes_are_known(&url);
+        tokio::spawn(async move { Exercise::new(registers, history, seed, may_delete).run(&records).await });
     }
 
     fn attempt(&mut self) -> Attempt {

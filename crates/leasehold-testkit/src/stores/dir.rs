@@ -11,9 +11,13 @@ use futures_util::future::BoxFuture;
 use leasehold::LockName;
 
 #[cfg(feature = "chaos")]
+use crate::chaos::checker::Rule;
+#[cfg(feature = "chaos")]
 use crate::chaos::scenario::Scenario;
 #[cfg(feature = "chaos")]
 use crate::chaos::servers::Servers;
+#[cfg(feature = "chaos")]
+use crate::chaos::worker::Kind as Lock;
 use crate::conformance::Harness;
 use crate::harness::Fresh;
 use crate::servers::parsed;
@@ -58,7 +62,17 @@ impl TestStore for Dir {
 
     #[cfg(feature = "chaos")]
     fn scenarios(&self) -> &'static [Scenario] {
-        const ALL: &[Scenario] = &[Scenario::store("dir", start, &[])];
+        const ALL: &[Scenario] = &[
+            Scenario::store("dir", start, &[]),
+            Scenario {
+                must_break: Some(Rule::Linearizable),
+                ..Scenario::naive("naive-lagging-register", Lock::LaggingRegister, start, &[])
+            },
+            Scenario {
+                must_break: Some(Rule::Linearizable),
+                ..Scenario::naive("naive-two-step-register", Lock::TwoStepRegister, start, &[])
+            },
+        ];
         ALL
     }
 

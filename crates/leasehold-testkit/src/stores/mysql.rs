@@ -15,7 +15,11 @@ use tokio::process::Command;
 
 pub use self::server::MariadbServer;
 #[cfg(feature = "chaos")]
-use crate::chaos::{plan::Kind as Fault, replicated, scenario::Scenario};
+use crate::chaos::{
+    plan::Kind as Fault,
+    replicated,
+    scenario::{LOSES_WRITES, Scenario},
+};
 use crate::conformance::Harness;
 use crate::harness::Fresh;
 use crate::launch::options;
@@ -91,6 +95,7 @@ impl TestStore for Mysql {
             },
             Scenario {
                 options: "margin=0s&failover_grace=3s",
+                promises: LOSES_WRITES,
                 ..Scenario::store("mysql-failover", replicated::with_replica::<MariadbServer>, FAULTS)
             },
         ];

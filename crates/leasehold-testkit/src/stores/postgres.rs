@@ -15,7 +15,11 @@ use tokio::process::Command;
 
 pub use self::server::PostgresServer;
 #[cfg(feature = "chaos")]
-use crate::chaos::{plan::Kind as Fault, replicated, scenario::Scenario};
+use crate::chaos::{
+    plan::Kind as Fault,
+    replicated,
+    scenario::{LOSES_WRITES, Scenario},
+};
 use crate::conformance::Harness;
 use crate::harness::Fresh;
 use crate::launch::options;
@@ -98,6 +102,7 @@ impl TestStore for Postgres {
             },
             Scenario {
                 options: "margin=0s&failover_grace=3s",
+                promises: LOSES_WRITES,
                 ..Scenario::store("postgres-failover", replicated::with_replica::<PostgresServer>, FAULTS)
             },
         ];

@@ -19,7 +19,7 @@ use tokio::process::Command;
 #[cfg(feature = "chaos")]
 use crate::chaos::{
     plan::Kind as Fault,
-    scenario::{Clocks, Language, Scenario},
+    scenario::{Clocks, LOSES_WRITES, Language, Scenario},
     servers::Wired,
 };
 use crate::conformance::Harness;
@@ -122,6 +122,7 @@ impl TestStore for Redis {
             Scenario { name: "node", language: Language::Node, ..CLIENTS },
             Scenario {
                 options: "margin=0s&failover_grace=3s",
+                promises: LOSES_WRITES,
                 ..Scenario::store(
                     "redis-forgetting",
                     |folder, workers| Wired::start(&RedisServer::FORGETTING, folder, workers),
@@ -131,6 +132,7 @@ impl TestStore for Redis {
             Scenario {
                 options: "margin=0s&failover_grace=15s",
                 rest: REST,
+                promises: LOSES_WRITES,
                 ..Scenario::store("redis-cluster", cluster::chaos::start, FAULTS)
             },
             // Twelve seconds of the grace period are for a primary that was stopped. It renews leases until it notices
@@ -138,6 +140,7 @@ impl TestStore for Redis {
             Scenario {
                 options: "margin=0s&failover_grace=15s",
                 rest: REST,
+                promises: LOSES_WRITES,
                 ..Scenario::store("redis-sentinel", sentinel::start, FAULTS)
             },
         ];

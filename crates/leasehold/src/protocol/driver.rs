@@ -55,7 +55,7 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 /// ```
 #[derive(Clone, Debug)]
 pub struct RegisterLeases {
-    records: Arc<dyn Records>,
+    pub(super) records: Arc<dyn Records>,
     rules: Rules,
     cache: Arc<RecordCache>,
     /// Limits the reads of waiters, so that they do not delay renewals.

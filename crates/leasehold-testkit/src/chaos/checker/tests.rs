@@ -30,9 +30,34 @@ impl Events {
         self.event(what, (1, 2), &more)
     }
 
+    /// Adds a read of a register.
+    fn seen(self, who: &str, span: (u64, u64), state: &str) -> Self {
+        self.event("seen", span, &format!(",\"who\":\"{who}\",\"register\":\"r\",\"state\":{state}"))
+    }
+
+    /// Adds a write, with its outcome if it is not empty.
+    fn change(self, who: &str, number: u64, span: (u64, u64), change: [&str; 2], outcome: &str) -> Self {
+        let [over, to] = change;
+        let is = format!(",\"who\":\"{who}\",\"change\":{number}");
+        let sent = format!("{is},\"register\":\"r\",\"over\":{over},\"to\":{to}");
+        let events = self.event("sent", (span.0, span.0), &sent);
+        if outcome.is_empty() {
+            return events;
+        }
+        events.event("answered", span, &format!("{is},\"outcome\":\"{outcome}\""))
+    }
+
+    fn fault(self, kind: &str, target: &str, span: (u64, u64)) -> Self {
+        self.event("fault", span, &format!(",\"kind\":\"{kind}\",\"target\":\"{target}\""))
+    }
+
     fn verdict(self) -> Verdict {
         let rules: Vec<String> = Rule::ALL.iter().map(|rule| format!("\"{}\"", rule.name())).collect();
-        let run = Events::default().event("run", (0, 0), &format!(",\"promises\":[{}]", rules.join(",")));
+        let run = Events::default().event(
+            "run",
+            (0, 0),
+            &format!(",\"promises\":[{}],\"failover_grace_ms\":50", rules.join(",")),
+        );
         judge(&(run.0 + &self.0))
     }
 
@@ -160,4 +185,74 @@ fn losses_and_takeovers_are_counted() {
     assert_eq!((counts.grants, counts.losses, counts.takeovers), (4, 2, 2));
     assert_eq!((counts.known_first, counts.succeeded, counts.checks), (1, 2, 8));
     assert_eq!(counts.faults.get("holder killed"), Some(&1));
+}
+
+/// The states of the register in the histories below.
+const NONE: &str = "null";
+const A: &str = "\"0a\"";
+const B: &str = "\"0b\"";
+
+/// A process creates a register, and replaces its value.
+fn replaced() -> Events {
+    Events::default().change("w0.1", 1, (100, 110), [NONE, A], "applied").change(
+        "w0.1",
+        2,
+        (120, 130),
+        [A, B],
+        "applied",
+    )
+}
+
+const NEVER: [Rule; 2] = [Rule::Linearizable, Rule::LinearizableBetweenFailovers];
+
+#[test]
+fn a_register_whose_reads_are_stale_is_found() {
+    assert_eq!(replaced().seen("w1.1", (140, 150), B).broken(), []);
+    assert_eq!(replaced().seen("w1.1", (140, 150), A).broken(), NEVER);
+    let other = replaced().event("seen", (140, 150), ",\"who\":\"w1.1\",\"register\":\"q\",\"state\":null");
+    assert_eq!(other.broken(), [], "another register");
+}
+
+#[test]
+fn each_process_waits_for_its_responses() {
+    // The clock of a history is coarse, so the order of the events counts.
+    let own = Events::default().change("w0.1", 1, (100, 110), [NONE, A], "applied");
+    assert_eq!(own.seen("w0.1", (100, 110), NONE).broken(), NEVER);
+    let before = Events::default().seen("w0.1", (100, 110), NONE);
+    assert_eq!(before.change("w0.1", 1, (100, 110), [NONE, A], "applied").broken(), []);
+}
+
+#[test]
+fn a_write_without_a_response_may_happen_and_a_refused_one_may_not() {
+    for (outcome, broken) in [("", &[][..]), ("refused", &NEVER), ("conflict", &NEVER)] {
+        let events = Events::default().change("w0.1", 1, (100, 110), [NONE, A], outcome);
+        assert_eq!(events.seen("w1.1", (140, 150), A).broken(), broken, "{outcome}");
+    }
+}
+
+#[test]
+fn a_request_that_arrived_twice_may_conflict_with_itself() {
+    let twice = || {
+        let events = Events::default().change("w0.1", 1, (100, 110), [NONE, A], "conflict");
+        events.seen("w1.1", (140, 150), A)
+    };
+    assert_eq!(twice().fault("second answer given", "w0", (90, 200)).broken(), []);
+    assert_eq!(twice().fault("requests doubled", "w0", (90, 95)).broken(), NEVER, "before");
+    assert_eq!(twice().fault("requests doubled", "w1", (90, 200)).broken(), NEVER, "another worker");
+    assert_eq!(twice().fault("answers lost", "w0", (90, 200)).broken(), NEVER);
+}
+
+#[test]
+fn a_failover_may_lose_writes_until_its_grace_is_over() {
+    let lost = |from: u64| replaced().seen("w1.1", (from, from + 5), A);
+    let failover =
+        |events: Events, from: u64| events.fault("server killed", "server", (from, from + 50)).broken();
+    assert_eq!(failover(lost(300), 200), [Rule::Linearizable]);
+    assert_eq!(failover(lost(140), 200), NEVER, "it was lost before");
+    assert_eq!(failover(lost(300).seen("w1.1", (310, 315), B), 200), NEVER, "then there is one state");
+    assert_eq!(
+        failover(lost(280).seen("w1.1", (285, 290), B), 200),
+        [Rule::Linearizable],
+        "the grace is not over"
+    );
 }

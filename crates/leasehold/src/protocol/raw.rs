@@ -1,0 +1,141 @@
+//! The records of a store, without the lease protocol: single conditional requests. `./chaos` checks whether their
+//! history is linearizable (`docs/chaos.md`). Not part of the public interface.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::RegisterLeases;
+use super::record::{Content, Record, RecordState};
+use super::records::{Claims, Found, Records, Refusal, Written};
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::lease::{Id, LeaseStore, Token, Ttl};
+use crate::register::{Precondition, Version};
+use crate::types::LockName;
+
+/// The records of a store, as registers with the operations read, create, replace and delete. All but the first are
+/// conditional. No operation is repeated.
+#[derive(Clone, Debug)]
+pub struct RawRecords(Arc<dyn Records>);
+
+/// The ttl of created records. Nothing depends on it, because the later writes need no lease.
+const TTL: Duration = Duration::from_secs(2);
+
+/// A record that was read or written.
+#[derive(Clone, Debug)]
+pub struct RawRecord {
+    record: Box<Record>,
+    version: Version,
+}
+
+impl RawRecord {
+    /// Returns the value that it was written with.
+    pub fn value(&self) -> Id {
+        self.record.nonce
+    }
+}
+
+impl RawRecords {
+    /// Returns the records of `store`, which [`open`](crate::stores::open) returned. Returns `None` if the store has
+    /// leases of its own.
+    pub fn of(store: &dyn LeaseStore) -> Option<Self> {
+        let store: &dyn Any = store;
+        store.downcast_ref::<RegisterLeases>().map(|leases| Self(leases.records.clone()))
+    }
+
+    /// Makes sure that the store enforces the preconditions of writes. To be called before the first operation.
+    ///
+    /// # Errors
+    /// Returns an error if the store did not respond, or does not enforce them.
+    pub async fn trust(&self) -> Result<(), StoreError> {
+        self.0.prepare().await?;
+        self.0.trust().await
+    }
+
+    /// Reads the record of `name`.
+    ///
+    /// # Errors
+    /// Returns the error of the store.
+    pub async fn read(&self, name: &LockName) -> Result<Option<RawRecord>, StoreError> {
+        self.0.read(name).await?.map(raw).transpose()
+    }
+
+    /// Writes a record with `value` over `over`, or creates it. Returns `None` if the record was not as expected, which
+    /// excludes that this request has changed anything. `value` must be new.
+    ///
+    /// # Errors
+    /// Returns the error of the store. Also returns an error, which says that the write has no effect, if the store
+    /// refused it for another reason: after a failover, or because it arrived late.
+    pub async fn write(
+        &self,
+        name: &LockName,
+        over: Option<&RawRecord>,
+        value: Id,
+    ) -> Result<Option<RawRecord>, StoreError> {
+        let written = match over {
+            Some(RawRecord { record: before, version }) => {
+                // The write of a free record has no other condition. By existence, it would be a delete.
+                let state = if self.0.deletes() { RecordState::Held } else { RecordState::Free };
+                // No store grants an unconfirmed record unread.
+                let record =
+                    Record { state, nonce: value, unconfirmed: true, awaited: false, ..(**before).clone() };
+                self.0.write(name, Precondition::Version(version), Some(before), &record).await?
+            }
+            None => {
+                // Only a grant creates a record.
+                let record = Record {
+                    state: RecordState::Held,
+                    token: Token::new(1).unwrap_or_default(),
+                    grant: value,
+                    nonce: value,
+                    ttl_ms: Ttl::new(TTL).unwrap_or_default().as_millis(),
+                    unconfirmed: false,
+                    awaited: false,
+                    ..Record::never_granted()
+                };
+                match self.0.claims() {
+                    Claims::InTurn => self.0.claim(name, &record, 1, true).await?,
+                    Claims::Never | Claims::Free => {
+                        self.0.write(name, Precondition::Absent, None, &record).await?
+                    }
+                }
+            }
+        };
+        match written {
+            Written::Committed { record, version } | Written::Granted { record, version, .. } => {
+                Ok(Some(RawRecord { record, version }))
+            }
+            Written::Conflict(Refusal::Found(found))
+                if over.is_none_or(|over| over.version != found.version) =>
+            {
+                Ok(None)
+            }
+            Written::Conflict(Refusal::Absent | Refusal::Unexplained) if over.is_some() => Ok(None),
+            Written::Conflict(Refusal::Unexplained) if self.0.claims() != Claims::InTurn => Ok(None),
+            Written::Conflict(_) | Written::Withheld(_) => {
+                Err(Fault::contended("refused, although the record may be as expected").not_applied())
+            }
+        }
+    }
+
+    /// Deletes the record `over`. Returns whether it was there, unchanged. Some stores ignore the condition.
+    ///
+    /// # Errors
+    /// Returns the error of the store.
+    pub async fn delete(&self, name: &LockName, over: &RawRecord) -> Result<bool, StoreError> {
+        if !self.0.deletes() {
+            return self.0.discard(name, &over.version).await;
+        }
+        let free = Record { state: RecordState::Free, ..(*over.record).clone() };
+        let expect = Precondition::Version(&over.version);
+        let written = self.0.write(name, expect, Some(&over.record), &free).await?;
+        Ok(matches!(written, Written::Committed { .. }))
+    }
+}
+
+fn raw(found: Found) -> Result<RawRecord, StoreError> {
+    match found.content {
+        Content::Record(record) => Ok(RawRecord { record, version: found.version }),
+        Content::Foreign { what, .. } => Err(Fault::new(ErrorKind::Corrupt, what).not_applied()),
+    }
+}
