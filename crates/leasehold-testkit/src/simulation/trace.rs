@@ -117,11 +117,15 @@ impl<'a> Record<'a> {
     /// Parses the record in an object with `version`.
     pub(super) fn parse(bytes: &'a [u8], version: Option<&Version>) -> Option<Self> {
         let mut record: Self = serde_json::from_slice(bytes).ok()?;
-        if record.token == 0 {
-            // The grant that created an object has the object's generation as its token.
-            record.token = version.and_then(|version| version.as_str().parse().ok()).unwrap_or(0);
-        }
+        version.into_iter().for_each(|version| record.take_token_from(version));
         Some(record)
+    }
+
+    /// Sets the token of a grant that created an object, which is the object's generation.
+    fn take_token_from(&mut self, version: &Version) {
+        if self.token == 0 {
+            self.token = version.as_str().parse().unwrap_or(0);
+        }
     }
 
     pub(super) fn is_held(&self) -> bool {
@@ -307,6 +311,8 @@ pub(super) struct Traced {
     pub(super) margin: Duration,
     /// The clock of a server, as its answers show it.
     pub(super) server: StoreClock,
+    /// The version that each object had when it was read last. Most polls find the same one.
+    pub(super) read: Mutex<HashMap<String, Version>>,
     /// See [`Writer::store_us`]. The next response may come from a front end whose clock is behind.
     pub(super) store_us: AtomicU64,
 }
@@ -337,6 +343,16 @@ impl Traced {
         }
     }
 
+    /// Returns whether the object `key` has another `version` than when it was read last.
+    fn is_new(&self, key: &str, version: &Version) -> bool {
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = read.get(key) != Some(version);
+        if is_new {
+            read.insert(key.to_owned(), version.clone());
+        }
+        is_new
+    }
+
     /// Records that this process sends `record`.
     fn sends(&self, lock: &str, record: &Record<'_>) {
         // A waiter sends the holder's record with the mark that processes wait.
@@ -363,10 +379,9 @@ impl Traced {
         }
     }
 
-    /// Records the response to a write of `sent`.
-    fn answered(&self, sent: &[u8], version: &Version) {
-        let Some(record) = Record::parse(sent, Some(version)) else { return };
-        self.sees(&record);
+    /// Records that the response to the write of `record` shows that it was applied.
+    fn answered(&self, record: &Record<'_>) {
+        self.sees(record);
         if let Some(sent) = self.trace.known().sent.get_mut(&id(record.nonce)) {
             sent.answered |= sent.process == self.process;
         }
@@ -384,6 +399,7 @@ impl Layer for Traced {
         let found = self.inner.read(key).await?;
         self.notes_time();
         if let Some(cell) = found.as_ref().filter(|_| lock_name(key).is_some())
+            && self.is_new(key, &cell.version)
             && let Some(record) = Record::parse(&cell.value, Some(&cell.version))
         {
             self.sees(&record);
@@ -395,9 +411,8 @@ impl Layer for Traced {
         self.notes_time();
         let Some(lock) = lock_name(key) else { return self.inner.write(key, expect, body).await };
         let (bytes, sent) = (body.bytes.clone(), self.inner.env().now());
-        if let Some(record) = Record::parse(&bytes, None) {
-            self.sends(lock, &record);
-        }
+        let mut record = Record::parse(&bytes, None);
+        record.iter().for_each(|record| self.sends(lock, record));
         let written = self.inner.write(key, expect, body).await?;
         match &written {
             Write::Committed(answer) if self.trace.store == Store::Server => {
@@ -407,7 +422,12 @@ impl Layer for Traced {
                     answer.record.iter().for_each(|record| self.sees(record));
                 }
             }
-            Write::Committed(version) => self.answered(&bytes, version),
+            Write::Committed(version) => {
+                if let Some(record) = &mut record {
+                    record.take_token_from(version);
+                    self.answered(record);
+                }
+            }
             Write::Conflict => {}
         }
         self.notes_time();

@@ -196,8 +196,8 @@ impl World {
     ) -> Arc<dyn LeaseStore> {
         let (store_clock, margin) = (options.store_clock, options.margin);
         let (trace, server) = (self.trace.clone(), StoreClock::default());
-        let store_us = AtomicU64::new(0);
-        let traced = Traced { inner: register, trace, process, store_clock, margin, server, store_us };
+        let (read, store_us) = (Mutex::default(), AtomicU64::new(0));
+        let traced = Traced { inner: register, trace, process, store_clock, margin, server, read, store_us };
         let register = Arc::new(Layered(traced));
         Arc::new(match self.plan.store {
             Store::Server => server::leases(register, options),
