@@ -5,7 +5,9 @@ mod hold;
 
 use crate::coverage::Event;
 use crate::decide::{self, Claimed};
-use crate::time::{Age, TICK};
+use crate::rules::{Rules, Safeguards};
+use crate::time::{self, Age, RATE_ERROR, SLACK, TICK, TTL};
+use crate::trace::{self, Writer};
 use crate::world::{
     Attempt, Attempts, Client, Grant, Guard, Memo, Nonce, Record, Request, Seen, Step, Task, Token, Who,
 };
@@ -314,6 +316,7 @@ impl Turn<'_> {
 impl Turn<'_> {
     /// Sends a conditional write. The attempt is recorded before it is sent.
     fn send(&mut self, who: Who, expect: Option<Record>, write: Option<Record>, nonce: Nonce, token: Token) {
+        self.explain_sent(who, expect.as_ref(), write.as_ref());
         let created = expect.is_none();
         let attempt = Attempt { nonce, age: 0, token, first: token, created, unknown: true };
         match &mut self.client(who).task {
@@ -326,6 +329,47 @@ impl Turn<'_> {
             }
         }
         self.put(Request { from: who, awaited: true, expect, write, nonce });
+    }
+
+    /// Checks trace validation against a write that is about to be sent. Removed rules do not change what it expects.
+    fn explain_sent(&mut self, who: Who, expect: Option<&Record>, write: Option<&Record>) {
+        let client = *self.client(who);
+        let (claim, memo) = match client.task {
+            Task::Idle => return,
+            Task::Acquire { claim, .. } => (claim, None),
+            Task::Keep { grant, memo, .. } => (grant, Some(memo)),
+            Task::Release { grant, memo, .. } => (grant, memo),
+        };
+        let owns = |record: Option<&Record>| record.is_some_and(|record| record.grant == claim);
+        let span = |of: fn(f64, f64, f64) -> f64| of(f64::from(TTL), RATE_ERROR, SLACK) as i32;
+        let passed = |age| client.rate.elapsed(age) >= span(time::holder_span);
+        let lapsed = |record: &Record| {
+            let by_clock = i32::from(store_time(who, &client).0 - record.stamp - MARGIN) * TICK;
+            let watched = client.seen.map_or(0, |seen| client.rate.elapsed(seen.watched));
+            let by_clock = if self.model.scope.store_clock { by_clock } else { 0 };
+            watched.max(by_clock) >= span(time::contender_span)
+        };
+        // A server that repeats a hold has no guard.
+        let repeats = self.model.is_repeatable(claim);
+        let deletes = self.model.scope.deletions > 0;
+        let by = Writer {
+            operator: false,
+            owns_before: owns(expect),
+            owns_after: owns(write),
+            wrote_before: memo.is_some() || repeats,
+            confirmed: memo.is_some_and(|memo| memo.confirmed),
+            in_time: client.guard.map_or(repeats, |guard| !guard.lost && !passed(guard.age)),
+            lapsed: expect.is_some_and(lapsed),
+            floor: 1 + if deletes { self.world.by_clock } else { self.world.highest },
+        };
+        self.explain(expect, write, &by);
+    }
+
+    /// Checks trace validation against a step.
+    pub(crate) fn explain(&mut self, before: Option<&Record>, after: Option<&Record>, by: &Writer) {
+        let model = (&Rules::ALL, &Safeguards::ALL);
+        self.world.wrongs.unexplained |=
+            trace::explain(model, trace::Store::default(), before, after, by).is_none();
     }
 
     pub(crate) fn receive(&mut self, who: Who) {

@@ -9,6 +9,7 @@
 //!   inexact clocks.
 //! - `client`, `store`: the possible next steps. [`properties`]: the properties that must hold. [`coverage`]: the
 //!   events that occurred.
+//! - [`trace`]: whether a write of a program is a step of this model.
 
 mod client;
 pub mod coverage;
@@ -20,6 +21,7 @@ pub mod scope;
 mod store;
 mod story;
 pub mod time;
+pub mod trace;
 pub mod world;
 
 use crate::coverage::{Coverage, Event};

@@ -28,6 +28,9 @@ pub const ONE_COPY_RENEWS: &str = "only one of two copies renews";
 /// A claim for which two servers act is not granted the lock again after its grant has ended.
 pub const ENDED_IS_SPENT: &str = "no claim is granted again after its end";
 
+/// Trace validation explains each write that a client sends, and each act of a person.
+pub const EXPLAINED: &str = "trace validation explains every write";
+
 /// A property that must hold in every state, or in some state.
 #[derive(Clone, Copy, Debug)]
 pub struct Property {
@@ -40,7 +43,7 @@ pub struct Property {
 }
 
 /// All properties.
-pub const ALL: [Property; 12] = [
+pub const ALL: [Property; 13] = [
     always(EXCLUSION, |model, world| {
         // If two servers act for one claim, their callers are one client with one token.
         let same = |guard: &Guard| blameless(model, world).all(|other| other.token == guard.token);
@@ -58,6 +61,7 @@ pub const ALL: [Property; 12] = [
     always(ONLY_THE_HOLDER_PROLONGS, |_, world| !world.wrongs.prolonged_by_others),
     always(ONE_COPY_RENEWS, |_, world| !world.wrongs.renewed_by_two),
     always(ENDED_IS_SPENT, |_, world| !world.wrongs.spent_was_granted),
+    always(EXPLAINED, |_, world| !world.wrongs.unexplained),
     sometimes("a user believes", |model, world| believers(model, world).count() > 0),
     sometimes("a successor believes beside a holder that was lost", |model, world| {
         let lost = world.clients.iter().any(|client| client.guard.is_some_and(|guard| guard.lost));

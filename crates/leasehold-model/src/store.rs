@@ -2,6 +2,7 @@
 
 use crate::coverage::Event;
 use crate::decide;
+use crate::trace::Writer;
 use crate::world::{Client, Copied, Record, Request, Step, Task, Who, World};
 use crate::{Copy, Turn};
 
@@ -144,16 +145,26 @@ impl Turn<'_> {
         self.world.budget.evictions -= 1;
         let nonce = self.world.fresh_nonce();
         self.pardon();
+        let before = self.world.store;
         if let Some(record) = &mut self.world.store {
             *record = decide::freed(record, true, nonce);
         }
+        self.explain_act(before);
     }
 
     pub(crate) fn edit(&mut self) {
         self.world.budget.edits -= 1;
+        let before = self.world.store;
         if let Some(record) = &mut self.world.store {
             record.edition += 1;
         }
+        self.explain_act(before);
+    }
+
+    /// Checks trace validation against the act of a person that found the record `before`.
+    fn explain_act(&mut self, before: Option<Record>) {
+        let after = self.world.store;
+        self.explain(before.as_ref(), after.as_ref(), &Writer { operator: true, ..Writer::default() });
     }
 
     /// Copies a holder over an idle client. From now on, both users believe. Exclusion does not apply to them, because
@@ -174,6 +185,7 @@ impl Turn<'_> {
         self.world.budget.deletions -= 1;
         self.pardon();
         let deleted = self.world.store.take();
+        self.explain_act(deleted);
         for client in &mut self.world.clients {
             if let Task::Acquire { claim, landed, .. } = &mut client.task {
                 // Deleting the record also deletes its history.

@@ -265,6 +265,8 @@ pub struct Wrongs {
     pub renewed_by_two: bool,
     /// A claim was granted the lock again after its grant had ended.
     pub spent_was_granted: bool,
+    /// A record was written, or a write was sent, that trace validation does not explain.
+    pub unexplained: bool,
 }
 
 /// A grant that two clients hold because one is a copy of the other.

@@ -15,7 +15,7 @@ use common::{holds, is_broken, scale};
 use leasehold_model::LeaseModel;
 use leasehold_model::coverage::Event::{self, *};
 use leasehold_model::properties::{
-    BACKED, ENDED_IS_SPENT, EXCLUSION, HELD_IS_TRUE, LOST_IS_FINAL, ONE_COPY_RENEWS,
+    BACKED, ENDED_IS_SPENT, EXCLUSION, EXPLAINED, HELD_IS_TRUE, LOST_IS_FINAL, ONE_COPY_RENEWS,
     ONLY_THE_HOLDER_PROLONGS, TOKENS_RISE,
 };
 use leasehold_model::scope::Scope;
@@ -204,4 +204,14 @@ fn without_rule_12_a_repetition_replaces_a_reported_token() {
 fn without_rule_12_a_server_frees_what_another_reported() {
     let model = LeaseModel::new(Scope::REPLICAS);
     is_broken(EXCLUSION, model.without(|rules| rules.servers_end_no_grant_by_id = false));
+}
+
+#[test]
+fn without_a_rule_trace_validation_does_not_explain_a_write() {
+    let model = || LeaseModel::new(Scope::NETWORK);
+    is_broken(EXPLAINED, model().without(|rules| rules.contender_counts_from_the_answer = false));
+    is_broken(EXPLAINED, model().without(|rules| rules.fresh_nonces = false));
+    is_broken(EXPLAINED, model().without(|rules| rules.release_keeps_the_record = false));
+    let evicted = LeaseModel::new(Scope::EVICTED);
+    is_broken(EXPLAINED, evicted.without(|rules| rules.renewal_is_no_acquisition = false));
 }

@@ -11,7 +11,7 @@ mod common;
 use common::{holds, is_broken, scale};
 use leasehold_model::LeaseModel;
 use leasehold_model::coverage::Event;
-use leasehold_model::properties::{EXCLUSION, HELD_IS_TRUE, TOLD_TOKENS_RISE};
+use leasehold_model::properties::{EXCLUSION, EXPLAINED, HELD_IS_TRUE, TOLD_TOKENS_RISE};
 use leasehold_model::scope::Scope;
 
 #[test]
@@ -79,4 +79,15 @@ fn a_release_confirming_another_record_leads_to_a_low_token() {
 fn without_the_history_a_doubled_grant_gets_the_response_held() {
     let model = LeaseModel::new(Scope::OPERATOR);
     is_broken(HELD_IS_TRUE, model.without_safeguard(|safeguards| safeguards.history_tells = false));
+}
+
+#[test]
+fn without_a_safeguard_trace_validation_does_not_explain_a_write() {
+    let network = LeaseModel::new(Scope::NETWORK);
+    is_broken(EXPLAINED, network.without_safeguard(|safeguards| safeguards.rate_distances = false));
+    let store_clock = || LeaseModel::new(Scope::STORE_CLOCK);
+    is_broken(EXPLAINED, store_clock().without_safeguard(|safeguards| safeguards.margin = false));
+    is_broken(EXPLAINED, store_clock().without_safeguard(|safeguards| safeguards.outer_bounds = false));
+    let by_hand = LeaseModel::new(Scope::BY_HAND);
+    is_broken(EXPLAINED, by_hand.without_safeguard(|safeguards| safeguards.unconfirmed_mark = false));
 }

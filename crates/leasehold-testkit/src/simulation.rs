@@ -40,6 +40,8 @@
 //! - **O1** Once the store has recorded that a job ran, no process starts the job again before the end of its period,
 //!   which began with the grant. This is only as exact as the store's front ends agree on the time.
 //! - **O2** After the period the job can run again, even on a process that has just started.
+//! - **M1** Each write of a lock's record that the store commits is a step that a model of the protocol allows. The caller
+//!   of [`run_with`] has the model. Not for locks in a file.
 //! - **P1** Nothing panics, on no task and no thread of the history.
 //!
 //! A violation is printed with the line that replays it: `LEASEHOLD_SEED` and `LEASEHOLD_PLAN`, which the tests of
@@ -64,6 +66,7 @@ mod panics;
 mod plan;
 mod recorder;
 mod shrink;
+mod trace;
 mod workloads;
 mod world;
 
@@ -81,6 +84,7 @@ use self::observers::Observers;
 use self::panics::Panics;
 pub use self::plan::{Fault, Faults, Plan, Store, Workload};
 pub use self::shrink::shrink;
+pub use self::trace::{Judge, KINDS, Past, Record, Step, Writer};
 use self::world::World;
 
 /// The lock that all processes contend for.
@@ -140,6 +144,8 @@ pub struct History {
     pub resized: usize,
     /// The longest wait of a process, in a history without faults in which its tasks want the lock all the time.
     pub waited: Duration,
+    /// How many writes of locks' records were of each kind, as the [`Judge`] numbers them.
+    pub steps: [usize; KINDS],
 }
 
 impl Sum for History {
@@ -167,6 +173,7 @@ impl Sum for History {
             disagreed: sum.disagreed + history.disagreed,
             resized: sum.resized + history.resized,
             waited: sum.waited.max(history.waited),
+            steps: std::array::from_fn(|kind| sum.steps[kind] + history.steps[kind]),
         })
     }
 }
@@ -199,7 +206,18 @@ impl fmt::Display for Violation {
 /// # Panics
 /// When no runtime can be created.
 pub fn run(plan: &Plan) -> Result<History, Box<Violation>> {
-    examine(plan, |checker| simulate(plan, checker))
+    run_with(plan, |_| Ok(0))
+}
+
+/// Runs the history of `plan`, and checks each write of a lock's record with `judge` (**M1**).
+///
+/// # Errors
+/// The first violation found.
+///
+/// # Panics
+/// When no runtime can be created.
+pub fn run_with(plan: &Plan, judge: Judge) -> Result<History, Box<Violation>> {
+    examine(plan, |checker| simulate(plan, judge, checker))
 }
 
 /// Runs the future that `history` returns, which executes `plan`.
@@ -227,8 +245,8 @@ fn examine<F: Future<Output = ()>>(
     }
 }
 
-async fn simulate(plan: &Plan, checker: Arc<Checker>) {
-    let world = World::new(plan, checker).await;
+async fn simulate(plan: &Plan, judge: Judge, checker: Arc<Checker>) {
+    let world = World::new(plan, judge, checker).await;
     let observers = Observers::start(&world);
     Fate::new(&world).take_its_course().await;
     if plan.is_quiet() {

@@ -36,7 +36,7 @@ impl World {
     fn with_grace(grace: Duration) -> Self {
         let clock = Arc::<TestClock>::default();
         let env = Env::seeded(clock.clone(), 0);
-        Self { server: Arc::new(MemoryServer::new(env, grace, |_, _| {})), clock }
+        Self { server: Arc::new(MemoryServer::new(env, grace, |_, _, _| {})), clock }
     }
 
     /// Returns a process that knows the server's time.

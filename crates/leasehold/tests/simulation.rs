@@ -2,20 +2,38 @@
 //! runs more, `LEASEHOLD_SEED=7` replays one, and `LEASEHOLD_PLAN=machines=2,faults=crashes` changes the plan.
 #![allow(clippy::disallowed_methods, reason = "reports how long histories take, in real time")]
 
+mod model;
+
 use std::env::var;
 use std::time::{Duration, Instant};
 
-use leasehold_testkit::simulation::{Fault, Faults, History, Plan, Store, Violation, Workload, run, shrink};
+use leasehold_model::trace::Step;
+use leasehold_testkit::simulation::{
+    Fault, Faults, History, Judge, Plan, Store, Violation, Workload, run_with, shrink,
+};
+
+use self::model::{Altered, NOTHING, count, explain, run};
 
 #[test]
 fn no_history_breaks_the_promise() {
-    many(Plan::from_seed, 1, |total, seeds| busy(total, seeds) && everything_happened(total, seeds));
+    many(Plan::from_seed, 1, |total, seeds| {
+        let steps = [Step::Create, Step::Grant, Step::Takeover, Step::Renewal, Step::Release];
+        let steps = steps.into_iter().chain([Step::Eviction, Step::Edit]);
+        busy(total, seeds)
+            && everything_happened(total, seeds)
+            && steps.into_iter().all(|step| count(total, step) > seeds / 10)
+            && count(total, Step::Adoption) >= seeds / 50
+    });
 }
 
 /// A release deletes the lock's object, so a create that arrives late may succeed.
 #[test]
 fn no_history_of_locks_that_are_objects_breaks_the_promise() {
-    many(|seed| Plan { store: Store::Objects, ..Plan::from_seed(seed) }, 2, busy);
+    many(
+        |seed| Plan { store: Store::Objects, ..Plan::from_seed(seed) },
+        2,
+        |total, seeds| busy(total, seeds) && count(total, Step::Deletion) > seeds,
+    );
 }
 
 /// The server loses its latest writes, its clock is set back, and other clients take its locks.
@@ -182,7 +200,7 @@ fn every(plan: impl Fn(u64) -> Plan, first: u64, step: u64, seeds: u64) -> Histo
 fn smaller(violation: Box<Violation>) -> String {
     // Print it now, because shrinking takes a while.
     eprintln!("{violation}");
-    format!("{violation}\nshrunk: {}", shrink(violation.clone()))
+    format!("{violation}\nshrunk: {}", shrink(violation.clone(), run))
 }
 
 fn busy(total: &History, seeds: usize) -> bool {
@@ -228,6 +246,49 @@ fn i3_a_resource_that_does_not_check_tokens_is_detected() {
     found("I3", |seed| Plan { fenced: false, ..Plan::from_seed(seed) });
 }
 
+/// A step that the model does not allow is detected: if the program makes another step, or if the model is another one.
+#[test]
+fn m1_a_program_that_differs_from_the_model_is_detected() {
+    let altered: [(&str, Judge); 10] = [
+        ("the model's contenders wait for longer", |step| explain(step, &Altered { waits: 1.02, ..NOTHING })),
+        ("the model's holders renew for a shorter time", |step| {
+            explain(step, &Altered { holds: 0.6, ..NOTHING })
+        }),
+        ("a takeover before the lease has lapsed", |step| {
+            explain(step, &Altered { program: |_, _, by| by.lapsed = false, ..NOTHING })
+        }),
+        ("a grant that does not raise the token", |step| {
+            explain(step, &Altered { program: |before, after, _| after.token = before.token, ..NOTHING })
+        }),
+        ("a renewal that changes the holder", |step| {
+            explain(step, &Altered { program: |_, after, _| after.grant = 15, ..NOTHING })
+        }),
+        ("a renewal by another process", |step| {
+            explain(step, &Altered { program: |_, _, by| by.owns_before = false, ..NOTHING })
+        }),
+        ("a renewal over the renewal of a copy", |step| {
+            explain(step, &Altered { program: |_, _, by| by.wrote_before = false, ..NOTHING })
+        }),
+        ("a renewal without a heartbeat", |step| {
+            explain(
+                step,
+                &Altered { program: |before, after, _| after.heartbeat = before.heartbeat, ..NOTHING },
+            )
+        }),
+        ("a grant that is not in the history", |step| {
+            explain(step, &Altered { program: |before, after, _| after.spent = before.spent, ..NOTHING })
+        }),
+        ("a write with an old nonce", |step| {
+            explain(step, &Altered { program: |before, after, _| after.nonce = before.nonce, ..NOTHING })
+        }),
+    ];
+    for (what, judge) in altered {
+        let violations = (0..400).filter_map(|seed| run_with(&Plan::from_seed(seed), judge).err());
+        let found = violations.map(|violation| violation.invariant).find(|invariant| *invariant == "M1");
+        assert!(found.is_some(), "{what}: no violation in 400 histories");
+    }
+}
+
 #[test]
 fn a_violation_is_shrunk_to_the_faults_it_needs() {
     let plan = |seed| {
@@ -239,7 +300,7 @@ fn a_violation_is_shrunk_to_the_faults_it_needs() {
     // How far a plan can be shrunk depends on its seed, so one of three is enough.
     let violations = (0..400).filter_map(|seed| run(&plan(seed)).err());
     let three = violations.filter(|violation| violation.invariant == "I1").take(3);
-    let mut shrunk = three.map(shrink);
+    let mut shrunk = three.map(|violation| shrink(violation, run));
     let violation =
         shrunk.find(|violation| violation.plan.faults.count() <= 2).expect("two faults are enough");
     println!("{violation}");

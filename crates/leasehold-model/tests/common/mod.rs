@@ -40,7 +40,7 @@ impl Model for Checked {
                 });
             })*};
         }
-        each!(0 1 2 3 4 5 6 7 8 9 10 11);
+        each!(0 1 2 3 4 5 6 7 8 9 10 11 12);
         properties
     }
 }

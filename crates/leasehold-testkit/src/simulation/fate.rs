@@ -13,7 +13,7 @@ use super::world::World;
 use super::{LOCK, Plan, SEVERAL};
 
 /// The record of a grant that is more recent is not deleted: tokens may then not rise, as documented.
-const RECENT: Duration = Duration::from_secs(3);
+pub(super) const RECENT: Duration = Duration::from_secs(3);
 
 /// The source of the faults that affect all machines.
 pub(super) struct Fate {

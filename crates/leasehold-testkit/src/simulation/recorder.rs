@@ -1,6 +1,5 @@
 //! The stores of a simulated history. The checker observes what they commit, and in which order.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -16,10 +15,10 @@ use leasehold::register::{
     Body, Deleted, Head, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
 };
 use leasehold::stores::memory::MemoryRegister;
-use serde::Deserialize;
 
-use super::checker::{self, Checker};
+use super::checker::Checker;
 use super::plan::LONGEST_POLL;
+use super::trace::{Record, Trace};
 use super::{LOCK, RESOURCE};
 
 /// A register that the checker observes.
@@ -30,61 +29,12 @@ pub(super) struct Recorder {
     pub(super) requests: AtomicUsize,
     /// Whether records may be deleted. A late copy of a create may then succeed, because it finds no record.
     deletes: bool,
-}
-
-/// The fields of a lock's record that the checker needs.
-#[derive(Deserialize)]
-struct Record<'a> {
-    state: &'a str,
-    #[serde(default)]
-    token: u64,
-    grant: &'a str,
-    nonce: &'a str,
-    ttl_ms: u64,
-    #[serde(default)]
-    unconfirmed: bool,
-    #[serde(default)]
-    awaited: bool,
-    #[serde(borrow)]
-    holder: Holder<'a>,
-}
-
-#[derive(Deserialize)]
-struct Holder<'a> {
-    #[serde(default, borrow)]
-    note: Option<Cow<'a, str>>,
-    #[serde(default, borrow)]
-    value: Option<Cow<'a, str>>,
-}
-
-impl Record<'_> {
-    fn write(&self, token: u64) -> checker::Write<'_> {
-        checker::Write {
-            token,
-            grant: self.grant,
-            nonce: self.nonce,
-            ttl_ms: self.ttl_ms,
-            unconfirmed: self.unconfirmed,
-            note: self.holder.note.as_deref(),
-            value: self.holder.value.as_deref(),
-        }
-    }
-}
-
-/// Reports to the checker that a process sends `value` at `now`, in true time, to be written to `key`.
-pub(super) fn sends(checker: &Checker, key: &str, value: &[u8], now: Duration) {
-    if let Some(name) = lock_name(key)
-        && let Ok(record) = serde_json::from_slice::<Record<'_>>(value)
-        && record.state == "held"
-        // A waiter sends the holder's record with the mark that processes wait.
-        && !(record.awaited && checker.was_sent(record.nonce))
-    {
-        checker.sends(name, &record.write(record.token), now);
-    }
+    /// The trace of the locks.
+    trace: Option<Arc<Trace>>,
 }
 
 /// Returns the lock whose record has this key.
-fn lock_name(key: &str) -> Option<&str> {
+pub(super) fn lock_name(key: &str) -> Option<&str> {
     let name = key.strip_suffix(".lock").unwrap_or(key);
     (name == LOCK || name.strip_prefix(LOCK).is_some_and(|part| part.starts_with('/'))).then_some(name)
 }
@@ -100,52 +50,70 @@ fn unmarked(bytes: &[u8]) -> serde_json::Value {
 }
 
 impl Recorder {
-    pub(super) fn new(inner: MemoryRegister, checker: Arc<Checker>, deletes: bool) -> Self {
-        Self { inner, checker, requests: AtomicUsize::new(0), deletes }
+    /// Creates the store of the locks.
+    pub(super) fn of_locks(
+        inner: MemoryRegister,
+        trace: Arc<Trace>,
+        checker: Arc<Checker>,
+        deletes: bool,
+    ) -> Self {
+        Self { trace: Some(trace), deletes, ..Self::of_resource(inner, checker) }
+    }
+
+    /// Creates the store of the resource.
+    pub(super) fn of_resource(inner: MemoryRegister, checker: Arc<Checker>) -> Self {
+        Self { inner, checker, requests: AtomicUsize::new(0), deletes: false, trace: None }
     }
 
     pub(super) fn true_time(&self) -> Duration {
         self.inner.env().now().since_boot()
     }
 
-    fn written(&self, key: &str, version: &Version, before: Option<Bytes>, Body { bytes, metadata }: &Body) {
+    fn written(
+        &self,
+        key: &str,
+        version: &Version,
+        before: Option<(&[u8], Option<&Version>)>,
+        Body { bytes, metadata }: &Body,
+    ) {
         if key == RESOURCE {
             let token = metadata.user.get("leasehold-token").and_then(|token| token.parse().ok());
             // Writers to a resource that does not check tokens put the token into the content.
             let content = String::from_utf8_lossy(bytes);
             let in_content = content.split(' ').next().and_then(|token| token.parse().ok());
             self.checker.accepted(token.or(in_content).unwrap_or(0), &content);
-        } else if let Some(name) = lock_name(key)
-            && let Ok(record) = serde_json::from_slice::<Record<'_>>(bytes)
-        {
-            let creates = before.is_none();
-            let is_mark = record.awaited && before.is_some_and(|before| unmarked(&before) == unmarked(bytes));
-            if !((creates || is_mark) && self.deletes) {
+        } else if let Some((name, record)) = lock_name(key).zip(Record::parse(bytes, Some(version))) {
+            let is_mark =
+                record.awaited && before.is_some_and(|(before, _)| unmarked(before) == unmarked(bytes));
+            if !((before.is_none() || is_mark) && self.deletes) {
                 self.checker
                     .applied(key, &format!("{}{}", record.nonce, if is_mark { " awaited" } else { "" }));
             }
-            if is_mark {
-                return;
-            }
-            // The grant that created an object has the object's generation as its token.
-            let generation = || version.as_str().parse().unwrap_or(0);
-            let token = if record.token == 0 { generation() } else { record.token };
-            if record.state == "held" {
-                self.checker.committed(name, &record.write(token), self.true_time());
+            self.traced(name, before, &record);
+            if record.is_held() && !is_mark {
+                self.checker.committed(name, &record.write(), self.true_time());
             }
         }
     }
 
+    fn traced(&self, name: &str, before: Option<(&[u8], Option<&Version>)>, record: &Record<'_>) {
+        let before = before.and_then(|(before, version)| Record::parse(before, version));
+        if let Some(trace) = &self.trace {
+            trace.committed(name, before.as_ref(), record);
+        }
+    }
+
     /// Reports a record that a server has written to `key`. A server that can lose writes may get one a second time.
-    pub(super) fn commits(&self, key: &str, record: &[u8], forgets: bool) {
-        let (body, before) = (Body::from(Bytes::copy_from_slice(record)), Bytes::new());
-        if forgets && let Some(name) = lock_name(key) {
-            let Ok(record) = serde_json::from_slice::<Record<'_>>(record) else { return };
-            if record.state == "held" {
-                self.checker.committed(name, &record.write(record.token), self.true_time());
+    pub(super) fn commits(&self, key: &str, before: Option<&[u8]>, record: &[u8], forgets: bool) {
+        let before = before.map(|before| (before, None));
+        if forgets && let Some((name, record)) = lock_name(key).zip(Record::parse(record, None)) {
+            self.traced(name, before, &record);
+            if record.is_held() {
+                self.checker.committed(name, &record.write(), self.true_time());
             }
         } else {
-            self.written(key, &Version::new(""), Some(before), &body);
+            let body = Body::from(Bytes::copy_from_slice(record));
+            self.written(key, &Version::new(""), before, &body);
         }
     }
 
@@ -168,9 +136,10 @@ impl Register for Recorder {
 
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
         self.count();
-        let before = self.inner.read(key).await?.map(|there| there.value);
+        let before = self.inner.read(key).await?;
         let written = self.inner.write(key, expect, body.clone()).await;
         if let Ok(Write::Committed(version)) = &written {
+            let before = before.as_ref().map(|there| (&*there.value, Some(&there.version)));
             self.written(key, version, before, &body);
         }
         written
@@ -178,7 +147,14 @@ impl Register for Recorder {
 
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         self.count();
-        self.inner.delete(key, version).await
+        let before = self.inner.read(key).await?;
+        let deleted = self.inner.delete(key, version).await?;
+        if let (Deleted::Deleted, Some(there), Some(trace)) = (&deleted, before, &self.trace)
+            && let Some((name, before)) = lock_name(key).zip(Record::parse(&there.value, Some(version)))
+        {
+            trace.deleted(name, version, &before);
+        }
+        Ok(deleted)
     }
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {

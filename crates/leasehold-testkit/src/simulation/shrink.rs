@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::plan::{Fault, Plan};
-use super::{Violation, run};
+use super::{History, Violation};
 
 /// How many seeds each smaller plan is tried with, because leaving anything out changes all random choices.
 const SEEDS: u64 = 48;
@@ -11,17 +11,20 @@ const SEEDS: u64 = 48;
 /// The maximum number of histories in total.
 const HISTORIES: u32 = 8_000;
 
+/// Runs the history of a plan.
+type Run = fn(&Plan) -> Result<History, Box<Violation>>;
+
 /// Finds a smaller plan that violates the same invariant. Leaves out kinds of fault one by one, then machines, late
-/// faults, and the time after the violation. Runs some thousand histories at most.
+/// faults, and the time after the violation. Runs some thousand histories at most, with `run`.
 ///
 /// ```no_run
 /// # use leasehold_testkit::simulation::{Plan, run, shrink};
 /// if let Err(violation) = run(&Plan::from_seed(7)) {
-///     panic!("{}", shrink(violation));
+///     panic!("{}", shrink(violation, run));
 /// }
 /// ```
-pub fn shrink(violation: Box<Violation>) -> Box<Violation> {
-    let mut search = Search { smallest: violation, left: HISTORIES };
+pub fn shrink(violation: Box<Violation>, run: Run) -> Box<Violation> {
+    let mut search = Search { run, smallest: violation, left: HISTORIES };
     // Leaves out faults first, while the history is long. In a short history, few violations remain once a fault is left
     // out.
     while search.leaves_a_fault_out() {}
@@ -30,6 +33,7 @@ pub fn shrink(violation: Box<Violation>) -> Box<Violation> {
 }
 
 struct Search {
+    run: Run,
     smallest: Box<Violation>,
     left: u32,
 }
@@ -84,7 +88,7 @@ impl Search {
             }
             self.left -= 1;
             let candidate = Plan { seed: plan.seed.wrapping_add(n), ..plan.clone() };
-            if let Err(violation) = run(&candidate)
+            if let Err(violation) = (self.run)(&candidate)
                 && violation.invariant == self.smallest.invariant
             {
                 self.smallest = violation;

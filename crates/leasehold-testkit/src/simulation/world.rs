@@ -1,11 +1,11 @@
 //! The state that the machines of a history share: true time, the store, the resource, and the networks.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use leasehold::clock::{Clock as _, TestClock};
+use leasehold::clock::{Clock as _, StoreClock, TestClock};
 use leasehold::env::Env;
 use leasehold::lease::{LeaseStore, StoreOptions};
 use leasehold::stores::memory::MemoryRegister;
@@ -16,9 +16,10 @@ use super::calls::Calls;
 use super::checker::Checker;
 use super::network::Network;
 use super::plan::{Fault, Plan, Store};
-use super::recorder::{self, Recorder};
-use crate::fault::{Chaos, FaultyRegister, Kind};
-use crate::layer::LeaseLayered;
+use super::recorder::Recorder;
+use super::trace::{self, Judge, Trace, Traced};
+use crate::fault::{Chaos, FaultyRegister};
+use crate::layer::{Layered, LeaseLayered};
 use crate::machine::Machine;
 
 /// The state that the machines of a history share.
@@ -29,6 +30,8 @@ pub(super) struct World {
     clock: Arc<TestClock>,
     /// The store of the locks, unless they are in a file.
     pub(super) register: Arc<Recorder>,
+    /// The writes to that store.
+    trace: Arc<Trace>,
     /// The file with the locks, if they are in one.
     file: Option<Disk>,
     /// The server of the locks, if there is one.
@@ -95,7 +98,7 @@ pub(super) struct Link {
 }
 
 impl World {
-    pub(super) async fn new(plan: &Plan, checker: Arc<Checker>) -> Arc<Self> {
+    pub(super) async fn new(plan: &Plan, judge: Judge, checker: Arc<Checker>) -> Arc<Self> {
         let clock = Arc::new(TestClock::default());
         let env = |seed| Env::seeded(clock.clone(), plan.seed ^ seed);
         let deletes = plan.store == Store::Objects || plan.has(Fault::Deletions);
@@ -105,17 +108,21 @@ impl World {
         } else {
             MemoryRegister::by_content(env(1))
         };
-        let register = Arc::new(Recorder::new(locks, checker.clone(), deletes));
+        let trace = Arc::new(Trace::new(plan, judge, checker.clone(), clock.clone()));
+        let register = Arc::new(Recorder::of_locks(locks, trace.clone(), checker.clone(), deletes));
         let (commits, forgets) = (register.clone(), plan.has(Fault::Failovers));
         let server = move || {
-            let commit = move |name: &str, record: &[u8]| commits.commits(name, record, forgets);
+            let commit = move |name: &str, before: Option<&[u8]>, record: &[u8]| {
+                commits.commits(name, before, record, forgets);
+            };
             Arc::new(MemoryServer::new(env(2), plan.failover_grace(), commit))
         };
         Arc::new(Self {
             plan: plan.clone(),
             server: (plan.store == Store::Server).then(server),
             register,
-            resource: Arc::new(Recorder::new(resource, checker.clone(), false)),
+            resource: Arc::new(Recorder::of_resource(resource, checker.clone())),
+            trace,
             checker,
             clock,
             file: if plan.store == Store::File { Some(Disk::open(plan).await) } else { None },
@@ -170,7 +177,7 @@ impl World {
             (Arc::new(LeaseLayered(calls)), script)
         } else {
             let network = self.network();
-            (self.leases(machine(&network), options), Arc::new(network))
+            (self.leases(machine(&network), seed, options), Arc::new(network))
         };
         let network = FaultyRegister::new(self.resource.clone()).observed(|_| {});
         let resource = machine(&network);
@@ -180,7 +187,18 @@ impl World {
         (Locker::new(leases), resource, link)
     }
 
-    fn leases(&self, register: Arc<dyn Register>, options: StoreOptions) -> Arc<dyn LeaseStore> {
+    /// Returns the leases in `register`, as `process` uses them.
+    fn leases(
+        &self,
+        register: Arc<dyn Register>,
+        process: u64,
+        options: StoreOptions,
+    ) -> Arc<dyn LeaseStore> {
+        let (store_clock, margin) = (options.store_clock, options.margin);
+        let (trace, server) = (self.trace.clone(), StoreClock::default());
+        let (read, store_us) = (Mutex::default(), AtomicU64::new(0));
+        let traced = Traced { inner: register, trace, process, store_clock, margin, server, read, store_us };
+        let register = Arc::new(Layered(traced));
         Arc::new(match self.plan.store {
             Store::Server => server::leases(register, options),
             Store::Objects => RegisterLeases::by_existence(register, options),
@@ -198,20 +216,16 @@ impl World {
         }
     }
 
-    /// Creates a network to the register. The checker observes what is sent.
+    /// Creates a network to the register.
     fn network(&self) -> FaultyRegister {
-        let (checker, clock) = (self.checker.clone(), self.clock.clone());
         let register: Arc<dyn Register> = match &self.server {
             Some(server) => server.clone(),
             None => self.register.clone(),
         };
         let counts = self.server.as_ref().map(|_| self.register.clone());
-        FaultyRegister::new(register).observed(move |sent| {
+        FaultyRegister::new(register).observed(move |_| {
             if let Some(register) = &counts {
                 register.count();
-            }
-            if let (Kind::Write, Some(value)) = (sent.kind, &sent.value) {
-                recorder::sends(&checker, &sent.key, value, clock.now().since_boot());
             }
         })
     }
@@ -227,8 +241,8 @@ impl World {
         options.env = Env::seeded(self.clock.clone(), self.plan.seed ^ 0x0e);
         Locker::new(match (&self.file, &self.server) {
             (Some(file), _) => file.stores[0].clone(),
-            (None, Some(server)) => self.leases(server.clone(), options),
-            (None, None) => self.leases(self.register.clone(), options),
+            (None, Some(server)) => self.leases(server.clone(), trace::OPERATOR, options),
+            (None, None) => self.leases(self.register.clone(), trace::OPERATOR, options),
         })
     }
 

@@ -41,8 +41,8 @@ const REMEMBERED: Duration = Duration::from_secs(20);
 /// The name of the step in the metadata of a request.
 const STEP: &str = "step";
 
-/// Called with each record that is written, and the lock's name.
-type OnCommit = dyn Fn(&str, &[u8]) + Send + Sync;
+/// Called with the lock's name, the record before, and the record that is written.
+type OnCommit = dyn Fn(&str, Option<&[u8]>, &[u8]) + Send + Sync;
 
 /// The server.
 pub struct MemoryServer {
@@ -149,7 +149,7 @@ impl MemoryServer {
     pub fn new(
         env: Env,
         failover_grace: Duration,
-        on_commit: impl Fn(&str, &[u8]) + Send + Sync + 'static,
+        on_commit: impl Fn(&str, Option<&[u8]>, &[u8]) + Send + Sync + 'static,
     ) -> Self {
         Self { env, failover_grace, on_commit: Box::new(on_commit), live: Mutex::default() }
     }
@@ -256,7 +256,8 @@ impl MemoryServer {
         }
         let record = Record { renewed_at_us: Some(now_us), awaited: false, ..record };
         if let Ok(bytes) = record.to_bytes() {
-            (self.on_commit)(name, &bytes);
+            let before = live.row(name).record.as_ref().and_then(|before| before.to_bytes().ok());
+            (self.on_commit)(name, before.as_deref(), &bytes);
         }
         let row = live.row(name);
         if !foreign {

@@ -1,0 +1,444 @@
+//! The trace of a history: each write of a lock's record that the store commits, in the order of commits, with what its
+//! writer knew when it sent the write. A [`Judge`] decides whether the write is a step that a model of the protocol
+//! allows.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold::Register;
+use leasehold::clock::{Clock as _, StoreClock, TestClock};
+use leasehold::error::StoreError;
+use leasehold::register::{Body, Deleted, Precondition, Version, VersionedValue, Write};
+use serde::Deserialize;
+
+use super::checker::{self, Checker};
+use super::fate::RECENT;
+use super::plan::{Fault, Plan, Store};
+use super::recorder::lock_name;
+use crate::layer::Layer;
+
+/// How many kinds of step a [`Judge`] can distinguish.
+pub const KINDS: usize = 16;
+
+/// Judges a step of a history. Returns the number of its kind, below [`KINDS`], or why no model allows the step.
+pub type Judge = fn(&Step<'_>) -> Result<usize, String>;
+
+/// A change of a lock's record.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Step<'a> {
+    /// Where the record is stored.
+    pub store: Store,
+    /// The name of the lock.
+    pub lock: &'a str,
+    /// The record before. `None` if there was none.
+    pub before: Option<&'a Record<'a>>,
+    /// The record after. `None` if it was deleted.
+    pub after: Option<&'a Record<'a>>,
+    /// The writer, as it was when it sent the write.
+    pub by: Writer,
+}
+
+/// A lock's record, without the fields that only people read.
+#[derive(Debug, Deserialize)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "docs/protocol.md describes the fields")]
+pub struct Record<'a> {
+    pub state: &'a str,
+    /// On a store whose versions are tokens, the record of a create has no token. This is then its version.
+    #[serde(default)]
+    pub token: u64,
+    pub grant: &'a str,
+    #[serde(default)]
+    pub heartbeat: u64,
+    pub nonce: &'a str,
+    pub ttl_ms: u64,
+    #[serde(default)]
+    pub lock_delay_ms: u64,
+    pub renewed_at_us: Option<u64>,
+    #[serde(default)]
+    pub unconfirmed: bool,
+    #[serde(default)]
+    pub awaited: bool,
+    #[serde(default, borrow)]
+    pub history: Vec<Past<'a>>,
+    #[serde(borrow)]
+    pub(super) holder: Holder<'a>,
+}
+
+/// An ended grant.
+#[derive(Debug, Deserialize)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "docs/protocol.md describes the fields")]
+pub struct Past<'a> {
+    pub grant: &'a str,
+    pub end: &'a str,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Holder<'a> {
+    #[serde(default, borrow)]
+    note: Option<Cow<'a, str>>,
+    #[serde(default, borrow)]
+    value: Option<Cow<'a, str>>,
+}
+
+/// What the writer of a record knew when it sent the write. Durations are on the clock of its machine.
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct Writer {
+    /// Whether it is the operator.
+    pub operator: bool,
+    /// Whether it was the first process to send a write of the grant in the record before.
+    pub owns_before: bool,
+    /// Whether it was the first process to send a write of the grant in the record after.
+    pub owns_after: bool,
+    /// Whether it sent the write that left the record before.
+    pub wrote_before: bool,
+    /// Whether it got the response to that write.
+    pub answered: bool,
+    /// How long ago it sent the latest write of the grant in the record before that was committed. That is the write
+    /// that left the record before, unless the store has lost later ones.
+    pub since_sent: Option<Duration>,
+    /// How long ago it got the first response with the state, grant, token and heartbeat of the record before.
+    pub watched: Option<Duration>,
+    /// The highest lower bound of the store's clock that it has known, in microseconds since the Unix epoch, if that
+    /// clock may end leases. The margin is already subtracted.
+    pub store_us: Option<u64>,
+    /// If the record before is unconfirmed, the lowest token that the store's clock may yield. Otherwise 0.
+    pub floor: u64,
+}
+
+impl<'a> Record<'a> {
+    /// Parses the record in an object with `version`.
+    pub(super) fn parse(bytes: &'a [u8], version: Option<&Version>) -> Option<Self> {
+        let mut record: Self = serde_json::from_slice(bytes).ok()?;
+        version.into_iter().for_each(|version| record.take_token_from(version));
+        Some(record)
+    }
+
+    /// Sets the token of a grant that created an object, which is the object's generation.
+    fn take_token_from(&mut self, version: &Version) {
+        if self.token == 0 {
+            self.token = version.as_str().parse().unwrap_or(0);
+        }
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        self.state == "held"
+    }
+
+    pub(super) fn write(&self) -> checker::Write<'_> {
+        checker::Write {
+            token: self.token,
+            grant: self.grant,
+            nonce: self.nonce,
+            ttl_ms: self.ttl_ms,
+            unconfirmed: self.unconfirmed,
+            note: self.holder.note.as_deref(),
+            value: self.holder.value.as_deref(),
+        }
+    }
+
+    /// Returns what shows whether the lease is alive.
+    fn life(&self) -> Life {
+        (id(self.grant), self.token, self.heartbeat)
+    }
+}
+
+/// An id without its letters, because there are thousands.
+fn id(id: &str) -> u128 {
+    u128::from_str_radix(id, 16).unwrap_or(0)
+}
+
+/// A grant, its token and its heartbeat.
+type Life = (u128, u64, u64);
+
+/// The number of a process.
+type Process = u64;
+
+/// The process of the operator. Other processes have the seeds of their machines.
+pub(super) const OPERATOR: Process = 0;
+
+/// Records the trace of a history.
+#[derive(Debug)]
+pub(super) struct Trace {
+    judge: Judge,
+    store: Store,
+    /// Whether the store may lose writes, so that tokens do not rise.
+    forgets: bool,
+    /// Whether clocks may stand still, so that a process may know an old time of the store.
+    stands_still: bool,
+    checker: Arc<Checker>,
+    /// True time.
+    clock: Arc<TestClock>,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// The first request with each nonce.
+    sent: HashMap<u128, Sent>,
+    /// The processes that sent a delete, by key and version.
+    deletes: HashMap<String, Vec<Process>>,
+    /// When each process sent its latest committed write of a grant, on its own clock.
+    latest: HashMap<(Process, u128), Duration>,
+    /// The process that first sent each grant.
+    claims: HashMap<u128, Process>,
+    /// When each process first got a response with each life, on its own clock.
+    seen: HashMap<(Process, Life), Duration>,
+    tokens: HashMap<String, Tokens>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    process: Process,
+    /// On the clock of the process.
+    at: Duration,
+    store_us: Option<u64>,
+    answered: bool,
+}
+
+/// The tokens of a lock.
+#[derive(Debug, Default)]
+struct Tokens {
+    /// The tokens that were higher than all before, in order, and the true times of their commits.
+    granted: Vec<(Duration, u64)>,
+    /// The lowest token above all that were granted well before the latest create.
+    floor: u64,
+}
+
+impl Trace {
+    pub(super) fn new(plan: &Plan, judge: Judge, checker: Arc<Checker>, clock: Arc<TestClock>) -> Self {
+        let (forgets, stands_still) = (plan.has(Fault::Failovers), plan.has(Fault::StandStills));
+        let known = Mutex::default();
+        Self { judge, store: plan.store, forgets, stands_still, checker, clock, known }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Duration {
+        self.clock.now().since_boot()
+    }
+
+    /// Records that the store has committed `after` over `before`.
+    pub(super) fn committed(&self, lock: &str, before: Option<&Record<'_>>, after: &Record<'_>) {
+        let mut known = self.known();
+        let sent = known.sent.get(&id(after.nonce)).copied();
+        let by = sent.map_or(Writer::default(), |sent| known.writer(sent, before, after));
+        if let Some(sent) = sent {
+            let latest = known.latest.entry((sent.process, id(after.grant))).or_default();
+            *latest = sent.at.max(*latest);
+        }
+        let by = Writer { floor: self.floor(&mut known, lock, before, after), ..by };
+        drop(known);
+        self.judge(&Step { store: self.store, lock, before, after: Some(after), by });
+    }
+
+    /// Records that the store has deleted the record `before`, which was the object `key` with `version`.
+    pub(super) fn deleted(&self, lock: &str, version: &Version, before: &Record<'_>) {
+        let known = self.known();
+        let owner = known.claims.get(&id(before.grant)).copied();
+        let senders = known.deletes.get(&of_delete(lock, version)).map_or(&[][..], Vec::as_slice);
+        let owns_before = senders.iter().any(|sender| Some(*sender) == owner);
+        let by = Writer { operator: senders.contains(&OPERATOR), owns_before, ..Writer::default() };
+        drop(known);
+        self.judge(&Step { store: self.store, lock, before: Some(before), after: None, by });
+    }
+
+    fn judge(&self, step: &Step<'_>) {
+        match (self.judge)(step) {
+            Ok(kind) => self.checker.lock().history.steps[kind] += 1,
+            Err(why) => self.checker.violated("M1", why),
+        }
+    }
+
+    /// Returns the lowest token that the writer may take from the store's clock.
+    fn floor(&self, known: &mut Known, lock: &str, before: Option<&Record<'_>>, after: &Record<'_>) -> u64 {
+        let now = self.now();
+        let tokens = known.tokens.entry(lock.to_owned()).or_default();
+        if before.is_none() {
+            let old = tokens.granted.iter().rev().find(|(at, _)| *at + RECENT <= now);
+            tokens.floor = old.map_or(0, |(_, token)| token + 1);
+        }
+        if tokens.granted.last().is_none_or(|(_, highest)| after.token > *highest) {
+            tokens.granted.push((now, after.token));
+        }
+        let applies = before.is_some_and(|before| before.unconfirmed) && !self.forgets && !self.stands_still;
+        if applies { tokens.floor } else { 0 }
+    }
+}
+
+impl Known {
+    fn writer(&self, sent: Sent, before: Option<&Record<'_>>, after: &Record<'_>) -> Writer {
+        let owns = |record: &Record<'_>| self.claims.get(&id(record.grant)) == Some(&sent.process);
+        let written = before.and_then(|before| self.sent.get(&id(before.nonce)));
+        let written = written.filter(|written| written.process == sent.process);
+        let latest = before.and_then(|before| self.latest.get(&(sent.process, id(before.grant))));
+        let seen = before.and_then(|before| self.seen.get(&(sent.process, before.life())));
+        Writer {
+            operator: sent.process == OPERATOR,
+            owns_before: before.is_some_and(owns),
+            owns_after: owns(after),
+            wrote_before: written.is_some(),
+            since_sent: latest.map(|latest| sent.at.saturating_sub(*latest)),
+            answered: written.is_some_and(|written| written.answered),
+            watched: seen.map(|seen| sent.at.saturating_sub(*seen)),
+            store_us: sent.store_us,
+            floor: 0,
+        }
+    }
+}
+
+fn of_delete(lock: &str, version: &Version) -> String {
+    format!("{lock} {}", version.as_str())
+}
+
+/// The register of one process, whose requests and responses the trace records.
+#[derive(Debug)]
+pub(super) struct Traced {
+    pub(super) inner: Arc<dyn Register>,
+    pub(super) trace: Arc<Trace>,
+    pub(super) process: Process,
+    /// Whether the store's clock may end leases.
+    pub(super) store_clock: bool,
+    pub(super) margin: Duration,
+    /// The clock of a server, as its answers show it.
+    pub(super) server: StoreClock,
+    /// The version that each object had when it was read last. Most polls find the same one.
+    pub(super) read: Mutex<HashMap<String, Version>>,
+    /// See [`Writer::store_us`]. The next response may come from a front end whose clock is behind.
+    pub(super) store_us: AtomicU64,
+}
+
+/// An answer of a server.
+#[derive(Deserialize)]
+struct Answer<'a> {
+    now_us: u64,
+    #[serde(borrow)]
+    record: Option<Record<'a>>,
+}
+
+impl Traced {
+    fn now(&self) -> Duration {
+        self.inner.env().now().since_boot()
+    }
+
+    /// Notes the store's time. Called before each request and after each response, so that it notes at least what the
+    /// process knew at any time in between.
+    fn notes_time(&self) {
+        let time = match self.trace.store {
+            Store::Server => self.server.bounds(self.inner.env().now()),
+            _ => self.inner.store_time(),
+        };
+        if let Some(time) = time.filter(|time| self.store_clock && time.apart <= self.margin) {
+            let us = time.lo_us.saturating_sub(self.margin.as_micros() as u64);
+            self.store_us.fetch_max(us, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether the object `key` has another `version` than when it was read last.
+    fn is_new(&self, key: &str, version: &Version) -> bool {
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = read.get(key) != Some(version);
+        if is_new {
+            read.insert(key.to_owned(), version.clone());
+        }
+        is_new
+    }
+
+    /// Records that this process sends `record`.
+    fn sends(&self, lock: &str, record: &Record<'_>) {
+        // A waiter sends the holder's record with the mark that processes wait.
+        if record.awaited && self.trace.checker.was_sent(record.nonce) {
+            return;
+        }
+        let store_us = Some(self.store_us.load(Ordering::Relaxed)).filter(|us| *us > 0);
+        let sent = Sent { process: self.process, at: self.now(), store_us, answered: false };
+        let mut known = self.trace.known();
+        known.sent.entry(id(record.nonce)).or_insert(sent);
+        if !record.is_held() {
+            return;
+        }
+        known.claims.entry(id(record.grant)).or_insert(self.process);
+        drop(known);
+        self.trace.checker.sends(lock, &record.write(), self.trace.now());
+    }
+
+    /// Records that this process got a response with `record`.
+    fn sees(&self, record: &Record<'_>) {
+        if record.is_held() {
+            let now = self.now();
+            self.trace.known().seen.entry((self.process, record.life())).or_insert(now);
+        }
+    }
+
+    /// Records that the response to the write of `record` shows that it was applied.
+    fn answered(&self, record: &Record<'_>) {
+        self.sees(record);
+        if let Some(sent) = self.trace.known().sent.get_mut(&id(record.nonce)) {
+            sent.answered |= sent.process == self.process;
+        }
+    }
+}
+
+#[async_trait]
+impl Layer for Traced {
+    fn inner(&self) -> &dyn Register {
+        &*self.inner
+    }
+
+    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
+        self.notes_time();
+        let found = self.inner.read(key).await?;
+        self.notes_time();
+        if let Some(cell) = found.as_ref().filter(|_| lock_name(key).is_some())
+            && self.is_new(key, &cell.version)
+            && let Some(record) = Record::parse(&cell.value, Some(&cell.version))
+        {
+            self.sees(&record);
+        }
+        Ok(found)
+    }
+
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
+        self.notes_time();
+        let Some(lock) = lock_name(key) else { return self.inner.write(key, expect, body).await };
+        let (bytes, sent) = (body.bytes.clone(), self.inner.env().now());
+        let mut record = Record::parse(&bytes, None);
+        record.iter().for_each(|record| self.sends(lock, record));
+        let written = self.inner.write(key, expect, body).await?;
+        match &written {
+            Write::Committed(answer) if self.trace.store == Store::Server => {
+                if let Ok(answer) = serde_json::from_str::<Answer<'_>>(answer.as_str()) {
+                    let now = self.inner.env().now();
+                    self.server.observe(answer.now_us, Duration::from_micros(1), sent, now);
+                    answer.record.iter().for_each(|record| self.sees(record));
+                }
+            }
+            Write::Committed(version) => {
+                if let Some(record) = &mut record {
+                    record.take_token_from(version);
+                    self.answered(record);
+                }
+            }
+            Write::Conflict => {}
+        }
+        self.notes_time();
+        Ok(written)
+    }
+
+    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        if let Some(lock) = lock_name(key) {
+            let mut known = self.trace.known();
+            known.deletes.entry(of_delete(lock, version)).or_default().push(self.process);
+        }
+        self.inner.delete(key, version).await
+    }
+}
