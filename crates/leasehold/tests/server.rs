@@ -225,7 +225,7 @@ async fn a_claim_in_doubt_does_not_press_a_server_that_grants_nothing() {
     let world = World::with_grace(2 * TTL);
     let (one, two) = (world.client(1).await, world.client(2).await);
     one.releases(&mut one.granted(&one.claim()).await).await;
-    world.server.fail_over(Duration::ZERO);
+    world.server.fail_over(Duration::ZERO, Duration::ZERO);
     one.requests();
     let mut claim = one.claim();
     claim.store_timeout = 3 * SECOND;
@@ -248,7 +248,7 @@ async fn a_waiter_asks_again_after_a_minute_of_a_long_grace() {
     let world = World::with_grace(3_600 * SECOND);
     let one = world.client(1).await;
     one.releases(&mut one.granted(&one.claim()).await).await;
-    world.server.fail_over(Duration::ZERO);
+    world.server.fail_over(Duration::ZERO, Duration::ZERO);
     let claim = one.claim();
     let held = one.refused(&claim).await;
     assert_eq!(held.lapses_within, Some(3_600 * SECOND));
