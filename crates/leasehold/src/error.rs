@@ -520,7 +520,7 @@ mod tests {
         let withheld = Error::held(&name, HolderInfo { withheld: true, ..held.clone() });
         assert_eq!(withheld.to_string(), "lock `x` is held by perhaps nobody (it was promoted)");
         let help = withheld.help().concat();
-        assert!(help.contains("<= 60s") && !help.contains("another client"), "{help}");
+        assert!(help.contains("<= 1m") && !help.contains("another client"), "{help}");
         let foreign = Error::held(&name, held);
         assert!(foreign.to_string().contains("an unknown holder"), "{foreign}");
         assert!(foreign.help().concat().contains("another client"), "{foreign:?}");
