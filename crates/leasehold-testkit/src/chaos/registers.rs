@@ -21,7 +21,7 @@ const NAMES: [&str; 2] = ["register-0", "register-1"];
 
 /// The longest pause between a read and the write that follows it, and between rounds.
 const THINK_MS: u64 = 60;
-const PAUSE_MS: u64 = 800;
+const PAUSE_MS: u64 = 1_500;
 
 /// How long a request may take. After that, its outcome is unknown.
 const LIMIT: Duration = Duration::from_secs(2);
