@@ -357,7 +357,8 @@ impl Request {
         message
     }
 
-    /// Adds help about `held`. `dies_visibly` says whether the store would know that the holder has died.
+    /// Adds help about `held`. `dies_visibly` says whether the store would know that the holder has died, unless it ran
+    /// in another PID namespace.
     fn with_help(
         &self,
         failure: Failure,
@@ -389,7 +390,9 @@ impl Request {
             } else if held.is_by_ticket() {
                 format!("a ticket holds the lock; the lease ends in <= {left} unless the ticket is renewed")
             } else if dies_visibly {
-                "that process is alive on this machine; when it ends, the lock is free at once".to_owned()
+                format!(
+                    "when that process ends, the lock is free at once; if it ran in another container, in <= {left}"
+                )
             } else {
                 format!("if that process is dead, a process that waits gets the lock in <= {left}")
             };

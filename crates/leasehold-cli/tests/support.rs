@@ -180,9 +180,14 @@ impl Drop for Holder {
 
 /// Returns `command` as process 1 of a new pid namespace, or `None` if this machine permits none.
 pub(crate) fn as_process_1(command: &Command) -> Option<Command> {
+    unshared(&["--pid", "--fork", "--mount-proc"], command)
+}
+
+/// Returns `command` in new namespaces (options of unshare(1)), or `None` if this machine permits none.
+pub(crate) fn unshared(namespaces: &[&str], command: &Command) -> Option<Command> {
     let unshare = |more: &[&str]| {
         let mut unshare = Command::new("unshare");
-        unshare.args(["--pid", "--fork", "--mount-proc"]).args(more).stdin(Stdio::null());
+        unshare.args(namespaces).args(more).stdin(Stdio::null());
         unshare
     };
     let permits = |more: &&[&str]| {

@@ -20,7 +20,7 @@ fn checks<'a>(report: &'a Value, verdict: &str) -> Vec<&'a str> {
 fn the_doctor_passes_the_default_store_in_lines_for_people() {
     let sandbox = Sandbox::new();
     let healthy = sandbox.run("doctor").expect(0);
-    for line in ["  ok    reachable", "  ok    claims-race", "  -     cost", "safe for locks\n"] {
+    for line in ["  ok    reachable", "  ok    claims-race", "  -     cost", "\nsafe for locks"] {
         assert!(healthy.stdout.contains(line), "{line}: {}", healthy.stdout);
     }
     assert!(!healthy.stdout.contains('\u{1b}'), "no colors in a pipe: {}", healthy.stdout);

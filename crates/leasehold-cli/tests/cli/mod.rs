@@ -11,6 +11,7 @@ mod listing;
 mod loss;
 mod max_hold;
 mod modes;
+mod namespaces;
 mod once;
 mod processes;
 mod run;

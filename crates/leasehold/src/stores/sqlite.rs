@@ -20,6 +20,7 @@ mod hold;
 mod identity;
 mod location;
 mod machine;
+mod mounts;
 mod requests;
 mod row;
 mod schema;

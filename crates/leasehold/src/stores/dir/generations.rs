@@ -239,7 +239,12 @@ pub(super) fn write(
     let temporary = format!("{nonce}{TEMPORARY}");
     let result = match folder.create(&temporary, header.as_bytes(), &bytes) {
         Ok(now_us) => publish(folder, limits, began, &temporary, &next).map(|names| (names, now_us)),
-        Err(error) => Err(folder.fault("write a file in", &error).not_applied()),
+        Err(error) => {
+            if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
+                make_room(folder, limits, &temporary);
+            }
+            Err(folder.fault("write a file in", &error).not_applied())
+        }
     };
     // A file that stays is removed by a later write.
     let _ = folder.remove(&temporary);
@@ -314,6 +319,18 @@ fn clean(folder: &impl Folder, limits: &Limits, names: &[String], latest: u64, n
     for name in outdated.take(MAX_REMOVED) {
         // Another process may have removed it.
         let _ = folder.remove(&name);
+    }
+}
+
+/// Removes what [`clean`] would remove if the disk had room for the write. Otherwise it would stay full of old
+/// generations. The file that could not be written shows the file server's time. An outdated listing has a lower highest
+/// generation, so less is removed.
+fn make_room(folder: &impl Folder, limits: &Limits, temporary: &str) {
+    if let Ok(now_us) = folder.stamp(temporary)
+        && let Ok(names) = folder.list()
+        && let Some(latest) = highest(&names)
+    {
+        clean(folder, limits, &names, latest, now_us);
     }
 }
 

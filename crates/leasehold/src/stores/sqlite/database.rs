@@ -12,7 +12,7 @@ use super::file::File;
 use super::location::Location;
 use super::requests::{Caller, Purpose, Queue, Reply, Request, Work};
 use crate::env::Env;
-use crate::error::{Fault, StoreError};
+use crate::error::{ErrorKind, Fault, StoreError};
 use crate::worker::program_ends;
 
 /// The pause before a request that found the file busy is tried again.
@@ -23,13 +23,15 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub(super) struct Database {
     location: Location,
     queue: Arc<Queue>,
+    /// The process that opened the store.
+    pub(super) pid: u32,
 }
 
 impl Database {
     /// Creates the handle of the database at `location`. The first [`run`](Self::run) opens the file.
     pub(super) fn new(location: Location) -> Self {
         let queue = Queue::new(|queue| File::new(location.clone(), queue));
-        Self { location, queue }
+        Self { location, queue, pid: std::process::id() }
     }
 
     /// Runs `work` on the connection, and repeats it while the file is busy, for at most `limit`. While other processes
@@ -48,6 +50,12 @@ impl Database {
         F: FnMut(&mut Connection) -> Result<T, SqliteError> + Send + 'static,
         T: Send + 'static,
     {
+        // A grant of a forked child would name its parent, whose death would end it.
+        if std::process::id() != self.pid {
+            let fault =
+                Fault::new(ErrorKind::Unsupported, "the store was opened before this process was forked");
+            return Err(fault.with_help("open it again in the child").not_applied());
+        }
         let Ok(runtime) = Handle::try_current() else {
             return Err(Fault::unavailable("SQLite stores are used within a tokio runtime").not_applied());
         };

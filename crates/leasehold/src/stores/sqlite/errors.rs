@@ -100,7 +100,9 @@ fn meaning(error: &rusqlite::Error) -> Meaning {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked | ErrorCode::FileLockingProtocolFailed) => (
             ErrorKind::Unavailable,
             "is busy",
-            Some("another process holds its write lock, perhaps a backup or an open sqlite3 shell"),
+            Some(
+                "another process holds its write lock, perhaps a backup, an open sqlite3 shell or a stopped process",
+            ),
         ),
         Some(ErrorCode::ReadOnly) => (ErrorKind::Denied, "cannot be written", Some(WRITABLE)),
         Some(ErrorCode::PermissionDenied | ErrorCode::AuthorizationForStatementDenied) => {

@@ -60,7 +60,13 @@ fn file_system(location: &Location) -> Finding {
         return Finding::warning(CHECK, "not checked: ?allow_network=on")
             .with_help("two machines that open the file can hold the same lock: only one may open it; for several, use dir:FOLDER");
     }
-    Finding::required(CHECK, location.file_system().map(|name| format!("a local one: {name}")))
+    match location.file_system() {
+        Ok(name) if ["tmpfs", "ramfs"].contains(&name.as_str()) => {
+            Finding::warning(CHECK, format!("{name}: the file ends with the boot"))
+                .with_help("for tickets, cooldowns and `leasehold serve`, name a file on a disk")
+        }
+        other => Finding::required(CHECK, other.map(|name| format!("a local one: {name}"))),
+    }
 }
 
 fn journal(connection: &mut Connection) -> Result<Finding, SqliteError> {
@@ -107,5 +113,21 @@ fn write_lock(connection: &mut Connection, path: &Path) -> Result<Finding, Sqlit
             "this SQLite library or this file system does not honour file locks: put the file on a local disk",
         )),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_ends_with_the_boot_is_a_warning() {
+        let verdict = |path: &str| {
+            let location = Location { path: path.into(), allow_network: false, is_default: false };
+            file_system(&location).verdict
+        };
+        assert!(verdict("/dev/shm/locks.db") == CheckStatus::Warning, "tmpfs");
+        assert!(verdict("/proc/locks.db") == CheckStatus::Failed);
     }
 }

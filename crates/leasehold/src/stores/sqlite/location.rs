@@ -7,9 +7,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
-#[cfg(any(target_os = "linux", target_os = "android"))]
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
+use super::mounts;
 use crate::error::{Error, ErrorKind, Fault};
 use crate::lease::StoreOptions;
 use crate::stores::file_system;
@@ -94,9 +93,12 @@ impl Location {
         };
         let folder = folder_of(&path);
         match fs::metadata(&path) {
-            Ok(metadata) => check_file(&path, folder, &metadata)?,
+            Ok(metadata) => check_file(&path, &metadata)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(failed("read", &path, &error)),
+        }
+        if !self.allow_network {
+            file_system::require_local(folder)?;
         }
         if access(folder, Access::WRITE_OK | Access::EXEC_OK).is_err() {
             return Err(Fault::new(
@@ -104,9 +106,6 @@ impl Location {
                 format!("the folder {} cannot be written", folder.display()),
             )
             .with_help("SQLite keeps -wal and -shm files beside its file: the folder must be writable too"));
-        }
-        if !self.allow_network {
-            file_system::require_local(folder)?;
         }
         Ok(path)
     }
@@ -128,7 +127,7 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new("/"))
 }
 
-fn check_file(path: &Path, folder: &Path, metadata: &Metadata) -> Result<(), Fault> {
+fn check_file(path: &Path, metadata: &Metadata) -> Result<(), Fault> {
     let shown = path.display();
     if metadata.is_dir() {
         return Err(Fault::new(ErrorKind::Invalid, format!("{shown} is a folder, not a file"))
@@ -144,7 +143,8 @@ fn check_file(path: &Path, folder: &Path, metadata: &Metadata) -> Result<(), Fau
         return Err(Fault::new(ErrorKind::Unsupported, format!("{shown} has several names (hard links)"))
             .with_help("keep one of them; a symbolic link may lead to it"));
     }
-    if is_mount(path, folder) {
+    // As with `docker run -v /a/locks.db:/b/locks.db`. Each place has its own -wal file too.
+    if mounts::is_mounted(path)? {
         return Err(Fault::new(
             ErrorKind::Unsupported,
             format!("{shown} is mounted by itself, without its folder"),
@@ -156,22 +156,6 @@ fn check_file(path: &Path, folder: &Path, metadata: &Metadata) -> Result<(), Fau
             .with_help("taking a lock writes to the file: ask its owner for write permission"));
     }
     Ok(())
-}
-
-/// Returns whether `file` is on another mount than its folder, as with `docker run -v /a/locks.db:/b/locks.db`.
-#[cfg(any(target_os = "linux", target_os = "android"))]
-fn is_mount(file: &Path, folder: &Path) -> bool {
-    let mount = |path: &Path| {
-        let status = statx(CWD, path, AtFlags::empty(), StatxFlags::MNT_ID).ok()?;
-        (status.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(status.stx_mnt_id)
-    };
-    mount(file) != mount(folder)
-}
-
-/// Returns `false`. On these systems a file cannot be mounted without its folder.
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn is_mount(_: &Path, _: &Path) -> bool {
-    false
 }
 
 /// Returns `$XDG_STATE_HOME/leasehold/locks.db`, else `~/.local/state/leasehold/locks.db`.
@@ -320,11 +304,11 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_file_on_another_mount_than_its_folder_is_noticed() {
-        let home = tempfile::tempdir().unwrap();
-        fs::write(home.path().join("locks.db"), "").unwrap();
-        assert!(!is_mount(&home.path().join("locks.db"), home.path()));
-        assert!(is_mount(&home.path().join("locks.db"), Path::new("/proc")));
+    fn a_file_system_that_is_not_local_is_refused() {
+        // Nobody can create a file there. The file system is named before the missing permission.
+        let location = Location { path: "/proc/locks.db".into(), allow_network: false, is_default: false };
+        let fault = location.prepare().unwrap_err();
+        assert_eq!(fault.kind, ErrorKind::Unsupported, "{fault:?}");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::process::Command;
 use rustix::process::{Pid, test_kill_process};
 use serde::{Deserialize, Serialize};
 
+use super::mounts;
 use crate::error::{ErrorKind, Fault};
 
 /// The prefix of a boot id that is not the kernel's own. Such an id may belong to the same boot as another id.
@@ -78,14 +79,13 @@ impl Machine {
     /// Returns whether a record with the boot id `boot` is certainly of an earlier boot. `at_ns` is the boot clock in
     /// the record, and `now_ns` is the boot clock now.
     pub(super) fn has_rebooted_since(&self, boot: &str, at_ns: u64, now_ns: u64) -> bool {
-        if boot == self.boot {
-            return false;
+        // A boot clock never goes back within a boot. If the ids do not decide, the clock does: a container may also
+        // have the same id in every boot. If the clock does not show a reboot, a lock only becomes free later, by at
+        // most one ttl. Within a boot, the clock never reports a reboot, so a held lock stays held.
+        match boot.starts_with(MASKED) || self.boot.starts_with(MASKED) {
+            true => now_ns < at_ns,
+            false => boot != self.boot,
         }
-        let both_genuine = !boot.starts_with(MASKED) && !self.boot.starts_with(MASKED);
-        // A boot clock never goes back within a boot. If the ids do not decide, the clock does. If the clock does
-        // not show a reboot, a lock only becomes free later, by at most one ttl. Within a boot, the clock never reports a
-        // reboot, so a held lock stays held.
-        both_genuine || now_ns < at_ns
     }
 
     /// Returns whether `process` has certainly ended. If this is uncertain, the process counts as running.
@@ -136,21 +136,15 @@ fn boot_id() -> Result<String, Fault> {
         Err(_) => String::new(),
     };
     let id = id.trim();
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    if !id.is_empty() && (is_masked(&mounts) || is_elsewhere(BOOT_ID)) {
-        return Ok(format!("{MASKED}{id}"));
-    }
     if id.is_empty() {
-        return Err(Fault::new(ErrorKind::Unsupported, "the id of this boot cannot be read")
-            .with_help("on Linux, /proc must be mounted: /proc/sys/kernel/random/boot_id is read"));
+        return Err(Fault::new(ErrorKind::Unsupported, "the id of this boot cannot be read").with_help(
+            "on Linux, /proc must be mounted, and /proc/sys/kernel/random/boot_id readable (not with ProcSubset=pid of \
+             systemd)",
+        ));
     }
-    Ok(id.to_owned())
-}
-
-/// Returns whether a file is mounted over the boot id. systemd-nspawn and LXC do this to give each container a random
-/// id.
-fn is_masked(mountinfo: &str) -> bool {
-    mountinfo.lines().any(|line| line.split(' ').nth(4) == Some(BOOT_ID))
+    // systemd-nspawn and LXC mount a file over it to give each container a random id.
+    let is_masked = mounts::is_mounted(Path::new(BOOT_ID))? || is_elsewhere(BOOT_ID);
+    Ok(if is_masked { format!("{MASKED}{id}") } else { id.to_owned() })
 }
 
 /// Returns whether the boot id is not in a /proc of the kernel, because something is mounted over a folder above it.
@@ -365,9 +359,6 @@ pub(super) mod tests {
 
     #[test]
     fn a_boot_id_masked_by_a_container_is_not_taken_for_a_reboot() {
-        let line = "713 640 0:25 /run/x /proc/sys/kernel/random/boot_id ro,nosuid - tmpfs tmpfs rw";
-        assert!(is_masked(&format!("22 1 0:20 / / rw - ext4 /dev/sda rw\n{line}\n")));
-        assert!(!is_masked("22 1 0:20 /proc/sys/kernel/random/boot_id / rw - ext4 /dev/sda rw\n"));
         // A file of another file system, as if it were mounted there.
         let elsewhere = tempfile::NamedTempFile::new().unwrap();
         assert!(is_elsewhere(elsewhere.path().to_str().unwrap()));
@@ -375,7 +366,12 @@ pub(super) mod tests {
         let machine = |boot: &str| Machine { boot: boot.to_owned(), me: None };
         assert!(machine("b").has_rebooted_since("a", 5, 9), "two genuine ones");
         assert!(!machine("a").has_rebooted_since("a", 5, 9));
-        for (mine, theirs) in [("container:b", "a"), ("b", "container:a"), ("container:b", "container:a")] {
+        for (mine, theirs) in [
+            ("container:b", "a"),
+            ("b", "container:a"),
+            ("container:b", "container:a"),
+            ("container:a", "container:a"),
+        ] {
             assert!(!machine(mine).has_rebooted_since(theirs, 5, 9));
             assert!(machine(mine).has_rebooted_since(theirs, 9, 5), "the clock has gone back");
         }

@@ -28,6 +28,8 @@ struct Faults {
     hours: u8,
     /// How often the file server's clock may jump by two hours, or all clients be suspended without noticing it.
     jumps: u8,
+    /// How often the disk may be full when a file is created. The name of the file and a part of its content exist.
+    full: u8,
     /// How often somebody removes the highest generation, against rule 1.
     sweeps: u8,
     /// Whether a listing may be older than the client's own latest change, against what clients of NFS do. It is then
@@ -339,6 +341,15 @@ impl World {
                 add(same, Answer::Done(Ok(())));
             }
             Some(Ask::Create(name, content)) => {
+                if self.faults.full > 0 {
+                    let mut full = self.clone();
+                    full.faults.full -= 1;
+                    let part = content[..content.len() - 1].to_vec();
+                    full.files
+                        .insert(name.clone(), File { content: Rc::new(part), stamp_us: self.server_us });
+                    full.changed(Some(n));
+                    add(full, Answer::Number(Err(io::ErrorKind::StorageFull)));
+                }
                 same.files.insert(name, File { content: Rc::new(content), stamp_us: self.server_us });
                 same.changed(Some(n));
                 add(same, Answer::Number(Ok(self.server_us)));
@@ -496,7 +507,8 @@ fn assert_safe(rounds: &[u8], faults: Faults, limits: Limits) {
     }
 }
 
-const NONE: Faults = Faults { stale: 0, lost: 0, hours: 0, jumps: 0, sweeps: 0, forgets_own_changes: false };
+const NONE: Faults =
+    Faults { stale: 0, lost: 0, hours: 0, jumps: 0, full: 0, sweeps: 0, forgets_own_changes: false };
 
 #[test]
 fn one_of_several_writers_succeeds_in_every_order() {
@@ -519,6 +531,32 @@ const FORGETFUL: Faults = Faults { hours: 1, stale: 1, forgets_own_changes: true
 #[test]
 fn a_writer_with_outdated_listings_overwrites_nothing() {
     assert_safe(&[1, 3], FORGETFUL, SMALL);
+}
+
+#[test]
+fn a_writer_that_makes_room_removes_nothing_that_is_needed() {
+    assert_safe(&[1, 3], Faults { hours: 1, full: 1, ..NONE }, SMALL);
+    assert_safe(&[1, 2], Faults { full: 1, ..FORGETFUL }, SMALL);
+}
+
+/// Otherwise the disk would stay full of what the next write would remove.
+#[test]
+fn a_write_that_finds_the_disk_full_makes_room() {
+    let mut world = World::new(&[4], Faults { full: 1, ..NONE });
+    world.go_on(0, &SMALL);
+    while world.clients[0].asks.is_some() {
+        let is_last = world.clients[0].rounds == 1;
+        if is_last && world.clients[0].log.is_empty() {
+            assert_eq!(world.generations(), [1, 2, 3], "they are young");
+            world.time_us += 2 * HOUR;
+            world.server_us += 2 * HOUR;
+        }
+        let mut after = world.after(0);
+        world = if is_last { after.swap_remove(0) } else { after.pop().unwrap() };
+        world.go_on(0, &SMALL);
+    }
+    assert_eq!(world.faults.full, 0);
+    assert_eq!((world.generations(), world.files.len()), (vec![3], 1));
 }
 
 /// Each rule is needed: without it, the search finds a flaw.

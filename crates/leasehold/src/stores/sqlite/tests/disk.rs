@@ -78,6 +78,46 @@ async fn only_some_tokens_wait_for_the_disk() {
     assert!(ceiling() as u64 > later.token.get(), "no token above the ceiling is ever used");
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_outlives_the_boot_waits_for_the_disk() {
+    let site = Site::new();
+    let store = site.open().await;
+    // Sets the ceiling.
+    let mut first = grant(&store).await;
+    site.sql(
+        "CREATE TABLE seen (full INTEGER);
+         CREATE TRIGGER see AFTER INSERT ON lock BEGIN
+             INSERT INTO seen SELECT synchronous = 2 FROM pragma_synchronous;
+         END",
+    );
+    let waited = || -> bool {
+        let last = "SELECT full FROM seen ORDER BY rowid DESC LIMIT 1";
+        rusqlite::Connection::open(site.path()).unwrap().query_row(last, (), |row| row.get(0)).unwrap()
+    };
+    store.release(&mut first, None).await.unwrap();
+    assert!(!waited(), "a release");
+    let mut plain = grant(&store).await;
+    assert!(!waited(), "a grant below the ceiling");
+    store.release(&mut plain, Some(Duration::from_secs(1))).await.unwrap();
+    assert!(waited(), "a cooldown");
+    site.clock.suspend(Duration::from_secs(11));
+    let mut above = grant(&store).await;
+    assert!(waited(), "a grant above the ceiling");
+    store.renew(&mut above).await.unwrap();
+    assert!(!waited(), "a renewal");
+    store.detach(&mut above).await.unwrap();
+    assert!(waited(), "a ticket");
+    store.renew(&mut above).await.unwrap();
+    assert!(!waited(), "the ttl of a ticket counts from the reboot");
+    store.release(&mut above, None).await.unwrap();
+    assert!(waited(), "the release of a ticket");
+    let delayed = Claim { lock_delay: Duration::from_secs(1), ..claim(&store) };
+    let AcquireOutcome::Granted(delayed) = store.try_acquire(&delayed).await.unwrap() else { panic!("held") };
+    assert!(waited(), "a lock delay");
+    store.evict(&name(), delayed.token, None).await.unwrap();
+    assert!(waited(), "an eviction");
+}
+
 /// The size of the log that the next process reads. Each page in the log has a header of 24 bytes, and the log itself
 /// has a header of 32 bytes.
 const YOUNG_LOG_BYTES: u64 = 32 + (file::YOUNG_LOG as u64) * (4_096 + 24);

@@ -121,3 +121,25 @@ async fn a_missing_folder_is_an_error_until_init_makes_it() {
     store.init().await.unwrap();
     grant(&store).await;
 }
+
+#[tokio::test]
+async fn a_store_that_was_opened_before_a_fork_is_refused() {
+    let site = Site::new();
+    let mut store = site.open().await;
+    let mut first = grant(&store).await;
+    // As if this process were a child of the one that opened the store.
+    store.database.pid += 1;
+    for error in [
+        store.try_acquire(&claim(&store)).await.err(),
+        store.renew(&mut first).await.err(),
+        store.release(&mut first, None).await.err(),
+        store.inspect(&name()).await.err(),
+    ] {
+        let error = error.unwrap();
+        assert!(
+            matches!(&error, StoreError::NotApplied(fault) if fault.kind == ErrorKind::Unsupported && fault.help.is_some()),
+            "{error}"
+        );
+    }
+    assert_eq!(held(&site.open().await).await.token, Some(first.token), "the parent holds it");
+}
