@@ -45,7 +45,8 @@ fn a_container_with_a_boot_id_of_its_own_takes_no_held_lock() {
         let script = format!("mount --bind {mount}; exec \"$LEASEHOLD\" run --try x -- true");
         run_in(&["--mount"], &sandbox, &script)
     };
-    let over_the_file = try_under("random/boot_id /proc/sys/kernel/random/boot_id");
+    // Another file of /proc, so that only the mount shows it; then a file that is not in /proc, without a mount of its own.
+    let over_the_file = try_under("/proc/sys/kernel/random/uuid /proc/sys/kernel/random/boot_id");
     let over_its_folder = try_under("random /proc/sys/kernel/random");
     let (Some(file), Some(folder)) = (over_the_file, over_its_folder) else { return };
     assert_eq!((file.code, folder.code), (123, 123), "{file:#?} {folder:#?}");
