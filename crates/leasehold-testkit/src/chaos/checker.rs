@@ -101,8 +101,6 @@ pub struct Counts {
     pub writes: u64,
     /// Reads and writes that the counter refused.
     pub refused: u64,
-    /// Whether the store has registers that workers exercise.
-    pub has_registers: bool,
     /// Operations on registers.
     pub operations: u64,
     /// The operations that changed a register.
@@ -220,7 +218,6 @@ impl Case {
                 self.grants[grant].given_up = true;
             }
             "read" | "write" => self.accessed(&event)?,
-            "registers" => self.counts.has_registers = true,
             "seen" | "sent" | "answered" => self.registers.read_event(&event, from, until)?,
             "failed" => self.counts.failures += 1,
             "fault" => {

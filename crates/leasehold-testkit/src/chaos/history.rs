@@ -8,9 +8,8 @@
 //! | `lost` | a worker that found out that it has lost the lock | the same |
 //! | `over` | a worker that gave the lock up | the same, `how` |
 //! | `read`, `write` | the counter that the lock protects | `lock`, `token`, `accepted`, `value`, `number` |
-//! | `registers` | a worker that exercises [registers](super::registers) | |
-//! | `seen` | the same, which has read a register | `register`, `state`: its value, or null |
-//! | `sent` | the same, before it sends a conditional write | `register`, `change`, `over`, `to` (null: a delete) |
+//! | `seen` | a worker that has read a [register](super::registers) | `register`, `state`: its value, or null |
+//! | `sent` | a worker, before it sends a conditional write | `register`, `change`, `over`, `to` (null: a delete) |
 //! | `answered` | the same, when a write has a known outcome | `change`, `outcome` |
 //! | `failed` | a worker whose acquisition failed | `error` |
 //! | `fault` | the nemesis | `kind`, `target` |

@@ -9,7 +9,7 @@ use super::RegisterLeases;
 use super::record::{Content, Record, RecordState};
 use super::records::{Claims, Found, Records, Refusal, Written};
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{Id, LeaseStore, Token, Ttl};
+use crate::lease::{Holder, Id, LeaseStore, Token, Ttl};
 use crate::register::{Precondition, Version};
 use crate::types::LockName;
 
@@ -83,12 +83,16 @@ impl RawRecords {
             }
             None => {
                 // Only a grant creates a record.
+                let now_us = self.0.store_time().map(|time| time.hi_us);
                 let record = Record {
                     state: RecordState::Held,
                     token: Token::new(1).unwrap_or_default(),
                     grant: value,
                     nonce: value,
                     ttl_ms: Ttl::new(TTL).unwrap_or_default().as_millis(),
+                    holder: Holder::this_process(),
+                    granted_at_us: now_us,
+                    renewed_at_us: now_us,
                     unconfirmed: false,
                     awaited: false,
                     ..Record::never_granted()
