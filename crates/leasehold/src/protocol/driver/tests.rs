@@ -187,7 +187,10 @@ async fn a_write_that_the_promoted_server_lacks_is_not_reported() {
     });
     let leases = RegisterLeases::on(records.clone(), StoreOptions::default());
     let lose_next = || records.loses_next.store(true, Ordering::SeqCst);
-    let there = async || observation(&leases).await.unwrap().record;
+    let there = async || {
+        assert!(records.behind.lock().unwrap().is_none(), "the write was not settled");
+        observation(&leases).await.unwrap().record
+    };
     leases.release(&mut granted(&leases).await, None).await.unwrap();
     lose_next();
     let mut grant = granted(&leases).await;
@@ -203,5 +206,4 @@ async fn a_write_that_the_promoted_server_lacks_is_not_reported() {
     lose_next();
     assert_eq!(leases.evict(&name(), grant.token, None).await.unwrap(), Evicted::Evicted);
     assert_eq!(there().await.state, RecordState::Free, "the eviction");
-    assert!(records.behind.lock().unwrap().is_none(), "each write was settled");
 }
