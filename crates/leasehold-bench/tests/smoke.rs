@@ -42,9 +42,9 @@ fn sqlite_is_measured_and_reported() {
         assert!(folder.path().join(plot).exists(), "{plot}");
     }
 
-    let report = bench(folder.path(), &["report", "fairness"]);
+    let report = bench(folder.path(), &["report", "tasks"]);
     let said = String::from_utf8(report.stdout).unwrap();
-    assert!(report.status.success() && said.contains("Jain's index"), "{said}");
+    assert!(report.status.success() && said.contains("tasks starved"), "{said}");
 }
 
 #[test]

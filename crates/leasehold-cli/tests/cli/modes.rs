@@ -36,7 +36,7 @@ fn a_refusal_names_the_holders_of_all_permits() {
     );
     assert!(lines[0].contains("alice@") && lines[0].contains("bob@"), "{lines:?}");
     assert_eq!(lines[1], "  help: to wait: leasehold run --wait 10m --permits 2 render -- ...");
-    assert!(lines[2].contains("when it ends, the lock is free at once"), "{lines:?}");
+    assert!(lines[2].contains("when that process ends, the lock is free at once"), "{lines:?}");
     assert_eq!(lines[3], "  help: to list the holders: leasehold ls render");
     let late = sandbox.run("run -w 5s render --permits 2 -- true").expect(124);
     assert!(late.stderr.contains("are held") && late.stderr.contains("; timed out after 5s"), "{late:?}");
