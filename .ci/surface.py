@@ -83,6 +83,8 @@ class Surface:
 
     def add_implementation(self, it):
         of, trait = it["for"].get("resolved_path", {}).get("id"), it["trait"]
+        if of not in self.names and of is not None and self.paths[f"{of}"]["crate_id"] == 0:
+            return  # The type is hidden.
         items = [self.index[f"{id}"] for id in it["items"] if f"{id}" in self.index]
         if trait is None:
             for item in items if of in self.names else []:

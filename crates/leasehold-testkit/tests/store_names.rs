@@ -34,6 +34,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("leasehold-cli/src/object.rs", "examples"),
     ("leasehold-cli/src/commands/help.rs", "help pages"),
     ("leasehold-testkit/src/chaos/naive.rs", "locks that are none, in a bucket and in a file"),
+    ("leasehold-testkit/src/chaos/registers.rs", "whose deletes have to be examined first"),
     ("leasehold-testkit/src/launch.rs", "the protocols by which requests are counted"),
     ("leasehold-testkit/src/launch/unprivileged.rs", "the user that servers run as"),
     ("leasehold-testkit/src/simulation/world.rs", "the simulated store with its own leases"),
