@@ -9,11 +9,9 @@ use tokio::task::JoinSet;
 
 use super::client::{self, Client};
 use super::plan::{Fault, Store, Workload};
+use super::trace::RECENT;
 use super::world::World;
 use super::{LOCK, Plan, SEVERAL};
-
-/// The record of a grant that is more recent is not deleted: tokens may then not rise, as documented.
-pub(super) const RECENT: Duration = Duration::from_secs(3);
 
 /// The source of the faults that affect all machines.
 pub(super) struct Fate {

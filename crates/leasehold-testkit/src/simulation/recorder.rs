@@ -16,10 +16,10 @@ use leasehold::register::{
 };
 use leasehold::stores::memory::MemoryRegister;
 
+use super::RESOURCE;
 use super::checker::Checker;
 use super::plan::LONGEST_POLL;
-use super::trace::{Record, Trace};
-use super::{LOCK, RESOURCE};
+use super::trace::{Record, Trace, lock_name};
 
 /// A register that the checker observes.
 #[derive(Debug)]
@@ -31,12 +31,6 @@ pub(super) struct Recorder {
     deletes: bool,
     /// The trace of the locks.
     trace: Option<Arc<Trace>>,
-}
-
-/// Returns the lock whose record has this key.
-pub(super) fn lock_name(key: &str) -> Option<&str> {
-    let name = key.strip_suffix(".lock").unwrap_or(key);
-    (name == LOCK || name.strip_prefix(LOCK).is_some_and(|part| part.starts_with('/'))).then_some(name)
 }
 
 /// Returns a record without the mark that processes wait.

@@ -15,17 +15,25 @@ use leasehold::error::StoreError;
 use leasehold::register::{Body, Deleted, Precondition, Version, VersionedValue, Write};
 use serde::Deserialize;
 
+use super::LOCK;
 use super::checker::{self, Checker};
-use super::fate::RECENT;
 use super::plan::{Fault, Plan, Store};
-use super::recorder::lock_name;
 use crate::layer::Layer;
+
+/// The record of a grant that is more recent is not deleted: tokens may then not rise, as documented.
+pub(super) const RECENT: Duration = Duration::from_secs(3);
 
 /// How many kinds of step a [`Judge`] can distinguish.
 pub const KINDS: usize = 16;
 
 /// Judges a step of a history. Returns the number of its kind, below [`KINDS`], or why no model allows the step.
 pub type Judge = fn(&Step<'_>) -> Result<usize, String>;
+
+/// Returns the lock whose record has this key.
+pub(super) fn lock_name(key: &str) -> Option<&str> {
+    let name = key.strip_suffix(".lock").unwrap_or(key);
+    (name == LOCK || name.strip_prefix(LOCK).is_some_and(|part| part.starts_with('/'))).then_some(name)
+}
 
 /// A change of a lock's record.
 #[derive(Debug)]
