@@ -10,7 +10,7 @@ use crate::stats::Spread;
 
 const WIDTH: f64 = 960.0;
 /// The positions where the bars begin and end.
-const LEFT: f64 = 330.0;
+const LEFT: f64 = 420.0;
 const RIGHT: f64 = 860.0;
 const BAR: f64 = 16.0;
 const LINE: f64 = 22.0;
@@ -18,7 +18,7 @@ const TOP: f64 = 56.0;
 
 /// A style that is readable on light and dark backgrounds.
 const STYLE: &str = "text{font:12px sans-serif;fill:#333}.head{font-weight:bold}.note{fill:#777}\
-    .ours{fill:#1f77b4}.peer{fill:#b0b7bf}.limit,.conditional,.ours-by-default{fill:#d8dde2}.axis{stroke:#e4e7ea}.spread{stroke:#333}";
+    .ours{fill:#1f77b4}.peer{fill:#b0b7bf}.ours-served{fill:#8fbbdb}.limit,.conditional,.ours-by-default,.another-build{fill:#d8dde2}.axis{stroke:#e4e7ea}.spread{stroke:#333}";
 
 /// Plots `metric` over `blocks`.
 pub(crate) fn chart(title: &str, metric: &Metric, blocks: &[&Block]) -> String {
