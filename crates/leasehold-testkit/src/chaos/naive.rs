@@ -240,6 +240,10 @@ impl LaggingRegister {
 
 #[async_trait]
 impl Registers for LaggingRegister {
+    fn records(&self) -> &RawRecords {
+        &self.records
+    }
+
     async fn read(&self, name: &LockName) -> Result<Option<RawRecord>, StoreError> {
         let copy = self.copies.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
         let now = SystemClock.now();
@@ -250,19 +254,6 @@ impl Registers for LaggingRegister {
         self.copies.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), (now, found.clone()));
         Ok(found)
     }
-
-    async fn write(
-        &self,
-        name: &LockName,
-        over: Option<&RawRecord>,
-        value: Id,
-    ) -> Result<Option<RawRecord>, StoreError> {
-        self.records.write(name, over, value).await
-    }
-
-    async fn delete(&self, name: &LockName, over: &RawRecord) -> Result<bool, StoreError> {
-        self.records.delete(name, over).await
-    }
 }
 
 /// Registers that check the condition of a write, and write later, whatever is there then.
@@ -271,8 +262,8 @@ pub struct TwoStepRegister(pub RawRecords);
 
 #[async_trait]
 impl Registers for TwoStepRegister {
-    async fn read(&self, name: &LockName) -> Result<Option<RawRecord>, StoreError> {
-        self.0.read(name).await
+    fn records(&self) -> &RawRecords {
+        &self.0
     }
 
     async fn write(
@@ -292,9 +283,5 @@ impl Registers for TwoStepRegister {
                 return Ok(Some(written));
             }
         }
-    }
-
-    async fn delete(&self, name: &LockName, over: &RawRecord) -> Result<bool, StoreError> {
-        self.0.delete(name, over).await
     }
 }

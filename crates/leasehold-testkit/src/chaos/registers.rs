@@ -34,11 +34,17 @@ pub fn exercises(who: &str) -> bool {
     ["w0.", "w3.", "w7."].iter().any(|of| who.starts_with(of))
 }
 
-/// Registers with conditional writes.
+/// Registers with conditional writes: the records of a store. A register with a flaw does one of the requests in its own
+/// way.
 #[async_trait]
 pub trait Registers: Send + Sync {
+    /// Returns the records.
+    fn records(&self) -> &RawRecords;
+
     /// Reads a record.
-    async fn read(&self, name: &LockName) -> Result<Option<RawRecord>, StoreError>;
+    async fn read(&self, name: &LockName) -> Result<Option<RawRecord>, StoreError> {
+        self.records().read(name).await
+    }
 
     /// Writes a record over `over`, or creates it. Returns `None` on a conflict.
     async fn write(
@@ -46,29 +52,20 @@ pub trait Registers: Send + Sync {
         name: &LockName,
         over: Option<&RawRecord>,
         value: Id,
-    ) -> Result<Option<RawRecord>, StoreError>;
+    ) -> Result<Option<RawRecord>, StoreError> {
+        self.records().write(name, over, value).await
+    }
 
     /// Deletes `over`. Returns `false` on a conflict.
-    async fn delete(&self, name: &LockName, over: &RawRecord) -> Result<bool, StoreError>;
+    async fn delete(&self, name: &LockName, over: &RawRecord) -> Result<bool, StoreError> {
+        self.records().delete(name, over).await
+    }
 }
 
 #[async_trait]
 impl Registers for RawRecords {
-    async fn read(&self, name: &LockName) -> Result<Option<RawRecord>, StoreError> {
-        self.read(name).await
-    }
-
-    async fn write(
-        &self,
-        name: &LockName,
-        over: Option<&RawRecord>,
-        value: Id,
-    ) -> Result<Option<RawRecord>, StoreError> {
-        self.write(name, over, value).await
-    }
-
-    async fn delete(&self, name: &LockName, over: &RawRecord) -> Result<bool, StoreError> {
-        self.delete(name, over).await
+    fn records(&self) -> &RawRecords {
+        self
     }
 }
 
@@ -96,9 +93,9 @@ impl Exercise {
         Self { registers, history, random: Rng::with_seed(seed), may_delete, sent: 0 }
     }
 
-    /// Exercises the registers, which are on `records`. Never ends.
-    pub async fn run(mut self, records: &RawRecords) {
-        while records.trust().await.is_err() {
+    /// Exercises the registers. Never ends.
+    pub async fn run(mut self) {
+        while self.registers.records().trust().await.is_err() {
             SystemClock.sleep(RETRY).await;
         }
         let names = NAMES.map(|name| name.parse::<LockName>().expect("a name"));

@@ -230,14 +230,14 @@ impl Worker {
         let Orders { kind, store: url, folder, who, seed, .. } = self.orders.clone();
         let Some(records) = RawRecords::of(store).filter(|_| exercises(&who)) else { return };
         let registers: Arc<dyn Registers> = match kind {
-            Kind::Leasehold => Arc::new(records.clone()),
-            Kind::LaggingRegister => Arc::new(LaggingRegister::new(records.clone())),
-            Kind::TwoStepRegister => Arc::new(TwoStepRegister(records.clone())),
+            Kind::Leasehold => Arc::new(records),
+            Kind::LaggingRegister => Arc::new(LaggingRegister::new(records)),
+            Kind::TwoStepRegister => Arc::new(TwoStepRegister(records)),
             Kind::Unchecked | Kind::PlainObject | Kind::ExpiryColumn => return,
         };
         let history = History::create(&folder, &format!("{who}-registers")).expect("a file for the history");
         let may_delete = deletes_are_known(&url);
-        tokio::spawn(async move { Exercise::new(registers, history, seed, may_delete).run(&records).await });
+        tokio::spawn(async move { Exercise::new(registers, history, seed, may_delete).run().await });
     }
 
     fn attempt(&mut self) -> Attempt {

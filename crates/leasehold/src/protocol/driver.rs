@@ -379,6 +379,10 @@ impl RegisterLeases {
 }
 
 impl Reading {
+    fn version(&self) -> Option<&Version> {
+        self.observation.as_ref().map(|observation| &observation.version)
+    }
+
     /// Returns the line that was read with the record.
     fn line(&self) -> Option<&Line> {
         self.observation.as_ref()?.line.as_ref()

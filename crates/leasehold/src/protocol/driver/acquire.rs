@@ -113,7 +113,7 @@ impl RegisterLeases {
                         .map_err(Fault::not_applied)?;
                     (record.served, record.awaited) = (front.served, front.awaited);
                     let after = rules::highest_before(over).filter(|_| self.records.counts_tokens());
-                    let version = reading.observation.as_ref().map(|observation| observation.version.clone());
+                    let version = reading.version().cloned();
                     let over = Overwrite::Record(version.as_ref().zip(over));
                     let written = self.send(&claim.name, over, &record, sent, attempts, &mut budget).await?;
                     if let Some(attempt) = attempts.iter_mut().find(|attempt| attempt.nonce == record.nonce) {

@@ -146,9 +146,7 @@ impl RegisterLeases {
                         Settled::Earlier => None,
                         // Counts from the time at which that attempt was sent.
                         Settled::Applied(attempt) => {
-                            let version =
-                                reading.observation.as_ref().map(|observation| &observation.version);
-                            if !self.settled(&grant.name, version, budget).await? {
+                            if !self.settled(&grant.name, reading.version(), budget).await? {
                                 continue;
                             }
                             Some(attempt)
@@ -223,9 +221,7 @@ impl RegisterLeases {
                     let reading = self.resolve(&grant.name, brought, budget).await?;
                     match rules::settle_release(grant.id, &memo.attempts, reading.found.as_ref()) {
                         Freed::Applied => {
-                            let version =
-                                reading.observation.as_ref().map(|observation| &observation.version);
-                            if self.settled(&grant.name, version, budget).await? {
+                            if self.settled(&grant.name, reading.version(), budget).await? {
                                 return Ok(Released::Released);
                             }
                         }
