@@ -279,19 +279,29 @@ async fn requests_to_a_file_server_that_hangs_end_in_time() {
     let register = DirectoryRegister::new(folder.path().join("locks"), Contents::Records, env).unwrap();
     let (respond, responds) = std::sync::mpsc::channel::<()>();
     let responds = Arc::new(std::sync::Mutex::new(responds));
-    let hung = (0..THREADS).map(|_| {
-        let responds = responds.clone();
-        register.run(move |_| {
-            let _ = responds.lock().unwrap().recv();
-            Ok(())
+    let (begin, began) = std::sync::mpsc::channel();
+    let mut hung: Vec<_> = (0..THREADS)
+        .map(|_| {
+            let (begin, responds) = (begin.clone(), responds.clone());
+            let request = register.run(move |_| {
+                begin.send(()).unwrap();
+                let _ = responds.lock().unwrap().recv();
+                Ok(())
+            });
+            request.boxed()
         })
-    });
+        .collect();
+    // Every thread is taken before the clock moves. The clock stands while this thread is blocked.
+    for request in &mut hung {
+        assert!(request.now_or_never().is_none());
+    }
+    hung.iter().for_each(|_| began.recv().unwrap());
     let (ran, late_ran) = tokio::sync::oneshot::channel();
     let late = register.run(move |_| {
         ran.send(()).unwrap();
         Ok(())
     });
-    for ended in futures_util::future::join_all(hung.map(FutureExt::boxed).chain([late.boxed()])).await {
+    for ended in futures_util::future::join_all(hung.into_iter().chain([late.boxed()])).await {
         let error = ended.unwrap_err();
         assert!(matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
         assert_eq!(error.fault().kind, ErrorKind::Unavailable, "{error:?}");
