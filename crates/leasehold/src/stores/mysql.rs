@@ -15,10 +15,15 @@ mod store;
 use std::sync::Arc;
 
 use self::store::MysqlTable;
-use super::table;
+use super::table::{self, Kind};
 use crate::error::Error;
 use crate::lease::{LeaseStore, StoreOptions};
 use crate::url::StoreUrl;
+
+const MYSQL: Kind = Kind {
+    name: "MySQL",
+    not_primary: "name the primary in the store URL, or all servers: mysql://user@host1,host2/database",
+};
 
 /// Opens leases in a table of the database that `url` names: `mysql://user@host,host2:3306/database?table=leasehold`.
 /// `docs/stores/mysql.md` lists all options.

@@ -19,10 +19,15 @@ mod store;
 use std::sync::Arc;
 
 use self::store::PostgresTable;
-use super::table;
+use super::table::{self, Kind};
 use crate::error::Error;
 use crate::lease::{LeaseStore, StoreOptions};
 use crate::url::StoreUrl;
+
+const POSTGRES: Kind = Kind {
+    name: "PostgreSQL",
+    not_primary: "name the primary in the store URL, or all servers: postgres://user@host1,host2/database",
+};
 
 /// Opens leases in a table of the database that `url` names:
 /// `postgres://user@host,host2:5432/database?table=leasehold`. `docs/stores/postgres.md` lists all options.

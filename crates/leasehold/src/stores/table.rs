@@ -13,10 +13,8 @@ use std::time::Duration;
 #[cfg(test)]
 pub(super) use self::examine::suits;
 pub(super) use self::records::open;
-pub(super) use self::reports::{
-    Effect, lost, no_connection, not_ordinary, not_primary, permissions, reported, unreadable,
-};
-use self::reports::{lacks_columns, silent, wrong_types};
+pub(super) use self::reports::{Effect, Kind, not_ordinary, permissions, reported};
+use self::reports::{lacks_columns, wrong_types};
 use async_trait::async_trait;
 use bytes::Bytes;
 
@@ -52,10 +50,7 @@ const UNSHARED: Duration = Duration::from_secs(60);
 /// The table of a store. Its requests run on the store's thread.
 #[async_trait]
 pub(super) trait Table: fmt::Debug + Send + Sync + Sized + 'static {
-    /// The name of the store.
-    const STORE: &'static str;
-    /// What helps if the server is not the primary.
-    const NOT_PRIMARY: &'static str;
+    const KIND: Kind;
     const CLAIMS: Claims;
     /// Whether permits are queued: see [`Capabilities`](crate::lease::Capabilities).
     const QUEUES_PERMITS: bool;
@@ -196,7 +191,7 @@ pub(super) trait Table: fmt::Debug + Send + Sync + Sized + 'static {
         let checked = checked.and_then(|()| properties.check_table(self.table()));
         checked.map_err(Fault::not_applied)?;
         let begun = timeout(&*self.env().clock, CHECK_LIMIT, self.begin(&mut session, &properties)).await;
-        begun.unwrap_or_else(|| Err(silent::<Self>(host)))?;
+        begun.unwrap_or_else(|| Err(Self::KIND.silent(host)))?;
         Ok(session)
     }
 
@@ -207,7 +202,7 @@ pub(super) trait Table: fmt::Debug + Send + Sync + Sized + 'static {
             properties.check_server(pool::Session::host(session)).is_ok()
         };
         let hosts = &self.connections().database.hosts;
-        primary_of(hosts, (Self::STORE, self.env()), |host| self.checked(host), is_primary).await
+        primary_of(hosts, (Self::KIND.name, self.env()), |host| self.checked(host), is_primary).await
     }
 
     /// Connects to `host`, and returns its properties.
@@ -217,14 +212,15 @@ pub(super) trait Table: fmt::Debug + Send + Sync + Sized + 'static {
         let connecting = async {
             let login = blocking(move || Self::login(&read)).await?;
             let connected = timeout(&*env.clock, CONNECT_LIMIT, self.connect(host, login)).await;
-            let late = format!("no connection to {} at {host} within {CONNECT_LIMIT:.1?}", Self::STORE);
+            let late = format!("no connection to {} at {host} within {CONNECT_LIMIT:.1?}", Self::KIND.name);
             connected.unwrap_or_else(|| Err(Fault::unavailable(late))).map_err(Fault::not_applied)
         };
         let mut session = connecting.await.map_err(|error| accepted.judge(error))?;
         accepted.note();
         let sent = env.now();
         let looked = timeout(&*env.clock, CHECK_LIMIT, self.look(&mut session)).await;
-        let properties = looked.unwrap_or_else(|| Err(silent::<Self>(host))).map_err(StoreError::of_read)?;
+        let properties =
+            looked.unwrap_or_else(|| Err(Self::KIND.silent(host))).map_err(StoreError::of_read)?;
         // The clock of another server does not count.
         if properties.check_server(pool::Session::host(&session)).is_ok() {
             self.connections().note_clock(properties.clock_us(), sent);
@@ -357,5 +353,6 @@ pub(super) struct Writing {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AnyFree {
     pub(super) tokens: u64,
+    #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "MySQL never grants over a line"))]
     pub(super) barges: bool,
 }

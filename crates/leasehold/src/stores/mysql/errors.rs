@@ -2,10 +2,10 @@
 
 use mysql_async::{Error, ServerError};
 
-use super::store::MysqlTable;
+use super::MYSQL;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::stores::hosts::Host;
-use crate::stores::table::{Effect, lost, no_connection, reported};
+use crate::stores::table::{Effect, reported};
 
 /// The server reports this if a row with that name is there.
 pub(super) const DUPLICATE: u16 = 1062;
@@ -41,7 +41,7 @@ fn meaning(code: u16) -> Option<(ErrorKind, &'static str)> {
         3159 => {
             (ErrorKind::Denied, "the server accepts only TLS connections: leave out tls=off of the store URL")
         }
-        1290 | 1792 | 1836 => (ErrorKind::Unavailable, NOT_PRIMARY),
+        1290 | 1792 | 1836 => (ErrorKind::Unavailable, MYSQL.not_primary),
         1665 => (
             ErrorKind::Unsupported,
             "the server logs statements, which READ COMMITTED does not allow: set binlog_format=ROW or MIXED",
@@ -71,9 +71,6 @@ fn meaning(code: u16) -> Option<(ErrorKind, &'static str)> {
     })
 }
 
-pub(super) const NOT_PRIMARY: &str =
-    "name the primary in the store URL, or all servers: mysql://user@host1,host2/database";
-
 /// Returns whether the server's error is `code`.
 pub(super) fn is(error: &Error, code: u16) -> bool {
     matches!(error, Error::Server(answer) if answer.code == code)
@@ -86,13 +83,13 @@ pub(super) fn is_lost(error: &Error) -> bool {
 
 /// Returns whether the server reports that it is not the primary.
 pub(super) fn is_not_primary(error: &Error) -> bool {
-    matches!(error, Error::Server(answer) if meaning(answer.code).is_some_and(|(_, help)| help == NOT_PRIMARY))
+    matches!(error, Error::Server(answer) if meaning(answer.code).is_some_and(|(_, help)| help == MYSQL.not_primary))
 }
 
 /// Returns the error of a statement that was sent. `may_be_done` tells whether an earlier statement of the same request
 /// has succeeded.
 pub(super) fn of_statement(error: &Error, effect: Effect, may_be_done: bool, table: &str) -> StoreError {
-    let Error::Server(answer) = error else { return lost::<MysqlTable>(error, effect) };
+    let Error::Server(answer) = error else { return MYSQL.lost(error, effect) };
     let fault = fault(answer, table);
     if effect == Effect::Writes && (may_be_done || meaning(answer.code).is_none()) {
         fault.maybe_applied()
@@ -107,7 +104,7 @@ pub(super) fn of_connection(error: &Error, host: &Host, is_tls: bool, table: &st
         let no_tls =
             "the server has no TLS: turn it on; in a network that you trust, add tls=off&plaintext=on";
         let known = [("does not have this capability", ErrorKind::Invalid, no_tls)];
-        return no_connection::<MysqlTable>(error, host, is_tls, &known);
+        return MYSQL.no_connection(error, host, is_tls, &known);
     };
     let mut fault = fault(answer, table);
     fault.message = format!("{host}: {}", fault.message);
@@ -115,7 +112,7 @@ pub(super) fn of_connection(error: &Error, host: &Host, is_tls: bool, table: &st
 }
 
 fn fault(answer: &ServerError, table: &str) -> Fault {
-    let message = reported("MySQL", &answer.message, answer.code);
+    let message = reported(MYSQL.name, &answer.message, answer.code);
     let (fault, help) = match meaning(answer.code) {
         Some((_, help)) if matches!(answer.code, 1040 | 1203 | 1226) => (Fault::full(message), help),
         Some((kind, help)) => (Fault::new(kind, message), help),

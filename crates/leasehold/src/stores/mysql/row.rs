@@ -3,14 +3,13 @@
 use mysql_async::Row;
 use mysql_async::prelude::FromValue;
 
-use super::store::MysqlTable;
+use super::MYSQL;
 use crate::error::StoreError;
 use crate::protocol::line::Line;
 use crate::protocol::record::{Content, Record};
 use crate::protocol::records::Found;
 use crate::register::Version;
 use crate::stores::rows::{Cells, version_of};
-use crate::stores::table::unreadable;
 
 /// The answer to one statement of a request.
 #[derive(Debug)]
@@ -71,10 +70,8 @@ impl Stored {
 pub(super) fn cell<T: FromValue>(row: &Row, column: &str) -> Result<T, StoreError> {
     match row.get_opt(column) {
         Some(Ok(value)) => Ok(value),
-        Some(Err(_)) => {
-            Err(unreadable::<MysqlTable>(&format_args!("the value of {column} has another type")))
-        }
-        None => Err(unreadable::<MysqlTable>(&format_args!("it has no column {column}"))),
+        Some(Err(_)) => Err(MYSQL.unreadable(&format_args!("the value of {column} has another type"))),
+        None => Err(MYSQL.unreadable(&format_args!("it has no column {column}"))),
     }
 }
 

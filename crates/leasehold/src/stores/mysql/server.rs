@@ -5,11 +5,11 @@ use std::collections::HashMap;
 
 use mysql_async::Row;
 
+use super::MYSQL;
 use super::row::{Answer, cell, text};
 use super::sql::{BEGIN, COLUMNS, NOW_US, create, literal};
-use super::store::MysqlTable;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::stores::table::{Properties, not_ordinary, not_primary, unreadable};
+use crate::stores::table::{Properties, not_ordinary};
 
 /// The variables that the checks and the doctor need. A server reports those that it has.
 const VARIABLES: &[&str] = &[
@@ -66,7 +66,7 @@ impl ServerInfo {
     /// Reads the answers to [`queries`].
     pub(super) fn of(answers: &[Answer]) -> Result<Self, StoreError> {
         let [_, _, now, variables, status, table, columns, keys] = answers else {
-            return Err(unreadable::<MysqlTable>(&"results are missing"));
+            return Err(MYSQL.unreadable(&"results are missing"));
         };
         let pairs = |rows: &[Row], name: &str, value: &str| -> Result<Vec<_>, StoreError> {
             let pair =
@@ -143,12 +143,12 @@ impl Properties for ServerInfo {
     fn check_server(&self, host: &str) -> Result<(), Fault> {
         for name in ["read_only", "super_read_only", "innodb_read_only"] {
             if self.is_on(name) {
-                return Err(not_primary::<MysqlTable>(&format!("{host} is read-only ({name})")));
+                return Err(MYSQL.not_primary(&format!("{host} is read-only ({name})")));
             }
         }
         // Only MariaDB reports this.
         if self.is_on("Slaves_running") {
-            return Err(not_primary::<MysqlTable>(&format!("{host} is a replica (Slaves_running)")));
+            return Err(MYSQL.not_primary(&format!("{host} is a replica (Slaves_running)")));
         }
         let members = self.variable("wsrep_cluster_size");
         if self.is_on("wsrep_on") && members != "1" {

@@ -12,7 +12,7 @@ use super::row::{Answer, Stored, cell, has, text};
 use super::server::{self, ServerInfo};
 use super::session::Session;
 use super::sql::{self, quoted};
-use super::{errors, examine};
+use super::{MYSQL, errors, examine};
 use crate::clock::Moment;
 use crate::diagnosis::Examined;
 use crate::error::{Error, Fault, StoreError};
@@ -25,7 +25,7 @@ use crate::stores::grace;
 use crate::stores::hosts::Host;
 use crate::stores::pool::{Purpose, Used};
 use crate::stores::rows::{locked_by, number, version_of};
-use crate::stores::table::{Connections, Effect, Table, Writing, not_primary, unreadable};
+use crate::stores::table::{Connections, Effect, Kind, Table, Writing};
 use crate::types::LockName;
 use crate::url::CheckedUrl;
 
@@ -98,7 +98,7 @@ impl MysqlTable {
         let Some(row) = row.filter(|row| has(row, "is_same")) else { return Ok(()) };
         if !cell::<bool>(row, "is_same")? {
             let done = effect == Effect::Writes && answers[0].affected > 0;
-            let fault = not_primary::<Self>(
+            let fault = MYSQL.not_primary(
                 "another server than the one that was checked answered, or it is read-only, or it was promoted since",
             );
             return Err(if done { fault.maybe_applied() } else { fault.not_applied() });
@@ -116,8 +116,7 @@ impl MysqlTable {
 
 #[async_trait]
 impl Table for MysqlTable {
-    const STORE: &'static str = "MySQL";
-    const NOT_PRIMARY: &'static str = errors::NOT_PRIMARY;
+    const KIND: Kind = MYSQL;
     const CLAIMS: Claims = Claims::Free;
     const QUEUES_PERMITS: bool = true;
     type Session = Session;
@@ -234,7 +233,7 @@ impl Table for MysqlTable {
             if left > self.connections.database.failover_grace {
                 used.close();
             }
-            return Ok(Written::Withheld(Box::new(grace::withheld("MySQL", left))));
+            return Ok(Written::Withheld(Box::new(grace::withheld(MYSQL.name, left))));
         }
         let guard = if *change == Change::Grant { &session.guard_of_grants } else { &session.guard };
         let write = sql::write(&self.sql, guard, writing, too_late_us);
@@ -308,10 +307,7 @@ impl Table for MysqlTable {
 
 /// Returns the row of the last statement, which always returns one.
 fn only(answers: &[Answer]) -> Result<&Row, StoreError> {
-    answers
-        .last()
-        .and_then(|answer| answer.rows.first())
-        .ok_or_else(|| unreadable::<MysqlTable>(&"it has no row"))
+    answers.last().and_then(|answer| answer.rows.first()).ok_or_else(|| MYSQL.unreadable(&"it has no row"))
 }
 
 /// Returns the outcome of a write whose row was written again, or deleted, before it was read. A client that waits takes a

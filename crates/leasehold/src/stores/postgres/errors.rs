@@ -3,19 +3,16 @@
 use tokio_postgres::Error;
 use tokio_postgres::error::{DbError, Severity, SqlState};
 
-use super::store::PostgresTable;
+use super::POSTGRES;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::printable;
 use crate::stores::hosts::{Host, MAX_SHOWN};
-use crate::stores::table::{Effect, lost, no_connection, not_primary, reported};
-
-pub(super) const NOT_PRIMARY: &str =
-    "name the primary in the store URL, or all servers: postgres://user@host1,host2/database";
+use crate::stores::table::{Effect, reported};
 
 /// Returns the error of a statement that was sent.
 pub(super) fn of_statement(error: &Error, effect: Effect, table: &str) -> StoreError {
     // If the connection broke, the statement may still be running.
-    let Some(answer) = error.as_db_error() else { return lost::<PostgresTable>(error, effect) };
+    let Some(answer) = error.as_db_error() else { return POSTGRES.lost(error, effect) };
     let fault = fault(answer, table);
     if effect == Effect::Writes && may_be_applied(answer) {
         fault.maybe_applied()
@@ -49,7 +46,7 @@ pub(super) fn of_connection(error: &Error, host: &Host, is_tls: bool, table: &st
         ),
     ];
     let Some(answer) = error.as_db_error() else {
-        return no_connection::<PostgresTable>(error, host, is_tls, &KNOWN);
+        return POSTGRES.no_connection(error, host, is_tls, &KNOWN);
     };
     let mut fault = fault(answer, table);
     fault.message = format!("{host}: {}", fault.message);
@@ -59,7 +56,7 @@ pub(super) fn of_connection(error: &Error, host: &Host, is_tls: bool, table: &st
 /// Returns the fault for an error response of the server.
 fn fault(answer: &DbError, name: &str) -> Fault {
     let (code, said) = (answer.code().code(), answer.message());
-    let message = reported("PostgreSQL", said, code);
+    let message = reported(POSTGRES.name, said, code);
     let (kind, help) = match code {
         "42P01" | "3F000" => (
             ErrorKind::Invalid,
@@ -105,7 +102,7 @@ fn fault(answer: &DbError, name: &str) -> Fault {
             (ErrorKind::Denied, "check the user and the password, and pg_hba.conf on the server".to_owned())
         }
         "3D000" => (ErrorKind::Invalid, "the path of the store URL is the name of the database".to_owned()),
-        "25006" => return not_primary::<PostgresTable>(&printable(said, MAX_SHOWN)),
+        "25006" => return POSTGRES.not_primary(&printable(said, MAX_SHOWN)),
         "22001" => (
             ErrorKind::Invalid,
             format!(

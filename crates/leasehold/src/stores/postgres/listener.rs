@@ -10,7 +10,7 @@ use tokio::task::AbortHandle;
 use super::errors;
 use super::session::Session;
 use super::statements::{Sql, text};
-use super::store::PostgresTable;
+use super::store::{Listener, PostgresTable};
 use crate::clock::timeout;
 use crate::diagnosis::{CheckStatus, Finding};
 use crate::env::Env;
@@ -29,17 +29,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Returns the statement that notifies the channel $1 of $2.
 pub(super) fn notify() -> Sql {
     Sql { name: "notify", text: "SELECT pg_catalog.pg_notify($1, $2)::pg_catalog.text".to_owned() }
-}
-
-/// The notifications of a table.
-#[derive(Debug)]
-pub(super) struct Listener {
-    pub(super) calls: Arc<Calls>,
-    /// The channel, unless the store URL turns notifications off.
-    channel: Option<String>,
-    /// Set if a pooler is in front of the server, or if notifications are turned off.
-    is_off: AtomicBool,
-    task: Mutex<Option<AbortHandle>>,
 }
 
 impl Listener {

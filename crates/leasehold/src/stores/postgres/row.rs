@@ -3,10 +3,9 @@
 use tokio_postgres::Row;
 use tokio_postgres::types::FromSql;
 
-use super::store::PostgresTable;
+use super::POSTGRES;
 use crate::error::StoreError;
 use crate::stores::rows::Cells;
-use crate::stores::table::unreadable;
 
 /// Returns the columns of `row`.
 pub(super) fn cells(row: &Row) -> Result<Cells, StoreError> {
@@ -28,9 +27,9 @@ pub(super) fn cells(row: &Row) -> Result<Cells, StoreError> {
 
 /// Returns the row of a statement that always returns one.
 pub(super) fn only(rows: &[Row]) -> Result<&Row, StoreError> {
-    rows.first().ok_or_else(|| unreadable::<PostgresTable>(&"it has no row"))
+    rows.first().ok_or_else(|| POSTGRES.unreadable(&"it has no row"))
 }
 
 pub(super) fn cell<'a, T: FromSql<'a>>(row: &'a Row, column: &str) -> Result<T, StoreError> {
-    row.try_get(column).map_err(|error| unreadable::<PostgresTable>(&error))
+    row.try_get(column).map_err(|error| POSTGRES.unreadable(&error))
 }

@@ -5,11 +5,11 @@ use std::collections::HashMap;
 
 use tokio_postgres::{Error, Row};
 
+use super::POSTGRES;
 use super::connect::MARK;
 use super::sql::{COLUMNS, EQ, GE, GT, NOW_US, quoted};
-use super::store::PostgresTable;
 use crate::error::{ErrorKind, Fault};
-use crate::stores::table::{Properties, not_ordinary, not_primary};
+use crate::stores::table::{Properties, not_ordinary};
 
 /// The oldest version that supports the SQL of the statements.
 const OLDEST: i64 = 120_000;
@@ -96,11 +96,11 @@ impl Properties for ServerInfo {
             .with_help("upgrade the server"));
         }
         if self.is_standby {
-            return Err(not_primary::<PostgresTable>(&format!("{host} is a standby")));
+            return Err(POSTGRES.not_primary(&format!("{host} is a standby")));
         }
         if self.is_read_only {
             let what = format!("{host} is read-only (default_transaction_read_only)");
-            return Err(not_primary::<PostgresTable>(&what));
+            return Err(POSTGRES.not_primary(&what));
         }
         Ok(())
     }

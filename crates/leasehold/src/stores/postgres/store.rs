@@ -1,21 +1,21 @@
 //! The requests of one table.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::task::AbortHandle;
 use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
 
 use super::connect::{Login, connect};
-use super::errors;
-use super::listener::Listener;
 use super::row::{cell, cells, only};
 use super::server::{self, ServerInfo};
 use super::session::Session;
 use super::sql::{create, extend, quoted};
 use super::statements::{Parameter, Sql, Statements, boolean, channel, int8, text};
+use super::{POSTGRES, errors};
 use crate::clock::micros;
 use crate::diagnosis::Examined;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
@@ -31,7 +31,7 @@ use crate::stores::hosts::Host;
 use crate::stores::notifications::Calls;
 use crate::stores::pool::{Purpose, Used};
 use crate::stores::rows::{locked_by, number, version_of};
-use crate::stores::table::{AnyFree, Connections, Effect, Table, Writing, unreadable};
+use crate::stores::table::{AnyFree, Connections, Effect, Kind, Table, Writing};
 use crate::stores::tls::client_config;
 use crate::types::LockName;
 use crate::url::CheckedUrl;
@@ -50,6 +50,17 @@ pub(super) struct PostgresTable {
     sql: String,
     /// Set if a pooler in front of the server has refused [`MARK`](super::connect::MARK).
     is_pooled: AtomicBool,
+}
+
+/// The notifications of a table.
+#[derive(Debug)]
+pub(super) struct Listener {
+    pub(super) calls: Arc<Calls>,
+    /// The channel, unless the store URL turns notifications off.
+    pub(super) channel: Option<String>,
+    /// Set if a pooler is in front of the server, or if notifications are turned off.
+    pub(super) is_off: AtomicBool,
+    pub(super) task: Mutex<Option<AbortHandle>>,
 }
 
 impl PostgresTable {
@@ -190,7 +201,7 @@ impl PostgresTable {
                 Some(Found { content: Content::Record(record), .. }) => {
                     Ok(Written::Granted { record, version, after: cells.previous() })
                 }
-                _ => Err(unreadable::<Self>(&"the row is not the one that was written")),
+                _ => Err(POSTGRES.unreadable(&"the row is not the one that was written")),
             };
         }
         let written_us: i64 = cell(row, "written_us")?;
@@ -217,7 +228,7 @@ impl PostgresTable {
                 Some(0) => {}
                 Some(left_us) => {
                     let left = Duration::from_micros(u64::try_from(left_us).unwrap_or(0));
-                    return Ok(Some(Written::Withheld(Box::new(grace::withheld("PostgreSQL", left)))));
+                    return Ok(Some(Written::Withheld(Box::new(grace::withheld(POSTGRES.name, left)))));
                 }
             }
         }
@@ -232,8 +243,7 @@ impl PostgresTable {
 
 #[async_trait]
 impl Table for PostgresTable {
-    const STORE: &'static str = "PostgreSQL";
-    const NOT_PRIMARY: &'static str = errors::NOT_PRIMARY;
+    const KIND: Kind = POSTGRES;
     const CLAIMS: Claims = Claims::InTurn;
     const QUEUES_PERMITS: bool = false;
     type Session = Session;
@@ -257,7 +267,7 @@ impl Table for PostgresTable {
     }
 
     fn login(database: &Database) -> Result<Login, Error> {
-        database.login("PGPASSWORD", |tls| client_config(tls, Self::STORE))
+        database.login("PGPASSWORD", |tls| client_config(tls, POSTGRES.name))
     }
 
     async fn connect(&self, host: &Host, login: Login) -> Result<Session, Fault> {
@@ -278,7 +288,7 @@ impl Table for PostgresTable {
     async fn look(&self, session: &mut Session) -> Result<ServerInfo, StoreError> {
         let rows = session.ask(&server::query(), &[text(&self.sql)]).await;
         let rows = rows.map_err(|error| errors::of_statement(&error, Effect::None, self.table()))?;
-        let info = ServerInfo::of(only(&rows)?).map_err(|error| unreadable::<Self>(&error))?;
+        let info = ServerInfo::of(only(&rows)?).map_err(|error| POSTGRES.unreadable(&error))?;
         (session.is_direct, session.has_table) = (info.is_direct, info.kind.is_some());
         Ok(info)
     }

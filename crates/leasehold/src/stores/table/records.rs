@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
 
-use super::reports::{unreadable, used_by_others};
+use super::reports::used_by_others;
 use super::{AnyFree, Connections, Table, UNSHARED, Writing, examine};
 use crate::clock::{StoreClock, StoreTime};
 use crate::diagnosis::{Examination, Examined};
@@ -48,14 +48,14 @@ pub(in crate::stores) async fn open<T: Table>(
 ) -> Result<Arc<dyn LeaseStore>, Error> {
     let url = url.checked(&mut options)?;
     let (env, margin) = (options.env.clone(), options.margin);
-    let database = Database::of(&url, T::STORE)?;
+    let database = Database::of(&url, T::KIND.name)?;
     let connect = move || {
         T::login(&database)?;
         let (pool, clock) = (Pool::new(env.clone()), StoreClock::default());
         let (accepted, unshared) = (Accepted::default(), Default::default());
         Ok(T::on(Connections { database, env, margin, clock, pool, accepted, unshared }, &url))
     };
-    let records = TableRecords(OnWorker::open(T::STORE, connect).await?);
+    let records = TableRecords(OnWorker::open(T::KIND.name, connect).await?);
     Ok(Arc::new(RegisterLeases::on(Arc::new(records), options)))
 }
 
@@ -214,7 +214,7 @@ impl<T: Table> Records for TableRecords<T> {
             let names = |table: Arc<T>| async move { table.names(&prefix, from.as_deref(), PAGE).await };
             Ok(Page::of_at_most(PAGE, self.run(names).await??))
         };
-        pages::lock_names(self.env(), prefix, fetch, || unreadable::<T>(&"a page follows itself"))
+        pages::lock_names(self.env(), prefix, fetch, || T::KIND.unreadable(&"a page follows itself"))
     }
 
     async fn discard(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
@@ -276,7 +276,7 @@ impl<T: Table> Records for TableRecords<T> {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let mut capabilities = Capabilities::new(T::STORE, POLL_INTERVAL);
+        let mut capabilities = Capabilities::new(T::KIND.name, POLL_INTERVAL);
         capabilities.sizes = true;
         capabilities.line = Some("the column `line` of a lock's row");
         capabilities.permits_in_order = true;

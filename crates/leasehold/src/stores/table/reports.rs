@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{CHECK_LIMIT, Table};
+use super::CHECK_LIMIT;
 use crate::diagnosis::Finding;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::printable;
@@ -22,57 +22,71 @@ pub(in crate::stores) fn reported(server: &str, said: &str, code: impl fmt::Disp
     format!("{server} reports: {} ({code})", printable(said, MAX_SHOWN))
 }
 
-/// Returns the error of a connection that broke. A write that was sent may be carried out nevertheless.
-pub(in crate::stores) fn lost<T: Table>(
-    error: &(dyn std::error::Error + 'static),
-    effect: Effect,
-) -> StoreError {
-    let fault = Fault::unavailable(format!("the connection to {} was lost: {}", T::STORE, innermost(error)));
-    match effect {
-        Effect::None => fault.not_applied(),
-        Effect::Writes => fault.maybe_applied(),
+/// What errors say of a kind of server.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::stores) struct Kind {
+    pub(in crate::stores) name: &'static str,
+    /// What helps if the server is not the primary.
+    pub(in crate::stores) not_primary: &'static str,
+}
+
+impl Kind {
+    /// Returns the error of a connection that broke. A write that was sent may be carried out nevertheless.
+    pub(in crate::stores) fn lost(
+        &self,
+        error: &(dyn std::error::Error + 'static),
+        effect: Effect,
+    ) -> StoreError {
+        let fault =
+            Fault::unavailable(format!("the connection to {} was lost: {}", self.name, innermost(error)));
+        match effect {
+            Effect::None => fault.not_applied(),
+            Effect::Writes => fault.maybe_applied(),
+        }
     }
-}
 
-/// Returns the error of a connection that could not be opened. `known` are the causes that this client reports: a part of
-/// the text, the kind, and what helps. Settings of the store URL that do not suit the server are not transient errors.
-pub(in crate::stores) fn no_connection<T: Table>(
-    error: &(dyn std::error::Error + 'static),
-    host: &Host,
-    is_tls: bool,
-    known: &[(&str, ErrorKind, &'static str)],
-) -> Fault {
-    let why = innermost(error);
-    let message = format!("no connection to {} at {host}: {why}", T::STORE);
-    if let Some(help) = certificates::help(&why).filter(|_| is_tls) {
-        return Fault::new(ErrorKind::Invalid, message).with_help(help);
+    /// Returns the error of a connection that could not be opened. `known` are the causes that this client reports: a part of
+    /// the text, the kind, and what helps. Settings of the store URL that do not suit the server are not transient errors.
+    pub(in crate::stores) fn no_connection(
+        &self,
+        error: &(dyn std::error::Error + 'static),
+        host: &Host,
+        is_tls: bool,
+        known: &[(&str, ErrorKind, &'static str)],
+    ) -> Fault {
+        let why = innermost(error);
+        let message = format!("no connection to {} at {host}: {why}", self.name);
+        if let Some(help) = certificates::help(&why).filter(|_| is_tls) {
+            return Fault::new(ErrorKind::Invalid, message).with_help(help);
+        }
+        let refused = (
+            "Connection refused",
+            ErrorKind::Unavailable,
+            "is the server running, and are the host and port right?",
+        );
+        match known.iter().chain([&refused]).find(|(part, ..)| why.contains(part)) {
+            Some((_, kind, help)) => Fault::new(*kind, message).with_help(*help),
+            None => Fault::unavailable(message),
+        }
     }
-    let refused = (
-        "Connection refused",
-        ErrorKind::Unavailable,
-        "is the server running, and are the host and port right?",
-    );
-    match known.iter().chain([&refused]).find(|(part, ..)| why.contains(part)) {
-        Some((_, kind, help)) => Fault::new(*kind, message).with_help(*help),
-        None => Fault::unavailable(message),
+
+    /// Returns the error of a server that has not described itself in time.
+    pub(in crate::stores) fn silent(&self, host: &Host) -> StoreError {
+        let message = format!("{} at {host} did not respond within {CHECK_LIMIT:.0?}", self.name);
+        Fault::unavailable(message).not_applied()
     }
-}
 
-/// Returns the error of a server that has not described itself in time.
-pub(in crate::stores) fn silent<T: Table>(host: &Host) -> StoreError {
-    let message = format!("{} at {host} did not respond within {CHECK_LIMIT:.0?}", T::STORE);
-    Fault::unavailable(message).not_applied()
-}
+    /// Returns a transient error, because clients also see it during a failover.
+    pub(in crate::stores) fn not_primary(&self, what: &str) -> Fault {
+        Fault::unavailable(format!("the {} server is not the primary: {what}", self.name))
+            .with_help(self.not_primary)
+    }
 
-/// Returns a transient error, because clients also see it during a failover.
-pub(in crate::stores) fn not_primary<T: Table>(what: &str) -> Fault {
-    Fault::unavailable(format!("the {} server is not the primary: {what}", T::STORE))
-        .with_help(T::NOT_PRIMARY)
-}
-
-/// Returns the error for a result of an unexpected form. The statement may have taken effect.
-pub(in crate::stores) fn unreadable<T: Table>(why: &dyn fmt::Display) -> StoreError {
-    Fault::new(ErrorKind::Corrupt, format!("{}'s response cannot be read: {why}", T::STORE)).maybe_applied()
+    /// Returns the error for a result of an unexpected form. The statement may have taken effect.
+    pub(in crate::stores) fn unreadable(&self, why: &dyn fmt::Display) -> StoreError {
+        Fault::new(ErrorKind::Corrupt, format!("{}'s response cannot be read: {why}", self.name))
+            .maybe_applied()
+    }
 }
 
 /// Returns the fault of a table with columns that have `wrong` types.
