@@ -7,26 +7,11 @@ use super::row::text;
 use super::server::ServerInfo;
 use super::session::Session;
 use super::sql::quoted;
-use crate::diagnosis::{Examined, Finding};
+use crate::diagnosis::Finding;
 use crate::error::StoreError;
-use crate::stores::database::Database;
 use crate::stores::table::{self, Effect};
 
-pub(super) async fn examine(
-    database: &Database,
-    session: &mut Session,
-    info: &ServerInfo,
-    examined: &mut Examined,
-) -> Result<(), StoreError> {
-    examined.push(durability(info));
-    examined.push(failover(database.failover_grace, info));
-    if info.table.is_some() {
-        examined.push(permissions(session, &database.table).await?);
-    }
-    Ok(())
-}
-
-fn durability(info: &ServerInfo) -> Finding {
+pub(super) fn durability(info: &ServerInfo) -> Finding {
     const CHECK: &str = "durability";
     let mut lost = Vec::new();
     if info.variable("innodb_flush_log_at_trx_commit") != "1" {
@@ -46,7 +31,7 @@ fn durability(info: &ServerInfo) -> Finding {
 }
 
 /// Sees neither the replicas nor whether they are synchronous.
-fn failover(grace: Duration, info: &ServerInfo) -> Finding {
+pub(super) fn failover(grace: Duration, info: &ServerInfo) -> Finding {
     const CHECK: &str = "failover";
     if !grace.is_zero() {
         let grace = grace.as_secs();
@@ -59,7 +44,7 @@ fn failover(grace: Duration, info: &ServerInfo) -> Finding {
 }
 
 /// Tries statements that change nothing, because grants may come from roles, patterns and other levels.
-async fn permissions(session: &mut Session, table: &str) -> Result<Finding, StoreError> {
+pub(super) async fn permissions(session: &mut Session, table: &str) -> Result<Finding, StoreError> {
     const CHECK: &str = "permission-table";
     let sql = quoted(table);
     let mut lacks = Vec::new();

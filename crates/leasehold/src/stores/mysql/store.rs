@@ -208,7 +208,12 @@ impl Table for MysqlTable {
         info: &ServerInfo,
         examined: &mut Examined,
     ) -> Result<(), StoreError> {
-        examine::examine(&self.connections.database, session, info, examined).await
+        examined.push(examine::durability(info));
+        examined.push(examine::failover(self.connections.database.failover_grace, info));
+        if info.table.is_some() {
+            examined.push(examine::permissions(session, self.table()).await?);
+        }
+        Ok(())
     }
 
     async fn read(self: &Arc<Self>, name: &LockName) -> Result<Option<Found>, StoreError> {
