@@ -1,56 +1,17 @@
-//! The doctor's checks of the server, the table and the permissions.
+//! The doctor's checks of the server and the permissions.
 
 use std::time::Duration;
 
 use super::errors;
 use super::row::text;
-use super::server::{ServerInfo, check, check_server};
-use super::sessions::Session;
+use super::server::ServerInfo;
+use super::session::Session;
 use super::sql::quoted;
-use super::store::MysqlStore;
-use crate::diagnosis::{Examined, Finding};
+use crate::diagnosis::Finding;
 use crate::error::StoreError;
-use crate::retry::RetryBudget;
 use crate::stores::table::{self, Effect};
 
-impl MysqlStore {
-    pub(super) async fn examined(&self) -> Examined {
-        let least_permissions = table::least_permissions(&self.table);
-        let mut examined = Examined { least_permissions, ..Examined::default() };
-        let budget = RetryBudget::of_question(&self.env);
-        if let Err(error) = budget.request(self.look_at_all(&mut examined)).await {
-            examined.push(Finding::stopped("server", &error));
-        }
-        examined
-    }
-
-    async fn look_at_all(&self, examined: &mut Examined) -> Result<(), StoreError> {
-        let (mut session, info) = self.sessions.any().await?;
-        let (host, table) = (session.host.clone(), self.sessions.table());
-        let seen = format!("{host} accepts writes, version {}", info.variable("version"));
-        examined.push(Finding::required("primary", check_server(&info, &host).map(|()| seen)));
-        examined.push(suits(&info, &host, table));
-        examined.push(durability(&info));
-        examined.push(failover(self.sessions.connector.location.failover_grace, &info));
-        if info.table.is_some() {
-            examined.push(permissions(&mut session, table).await?);
-        }
-        Ok(())
-    }
-}
-
-fn suits(info: &ServerInfo, host: &str, table: &str) -> Finding {
-    const CHECK: &str = "table";
-    if info.table.is_none() {
-        return table::no_table(CHECK, table);
-    }
-    // The check `primary` reports a server that is unsuitable.
-    let on_primary = ServerInfo { variables: Default::default(), ..info.clone() };
-    let good = || format!("{table:?} is an InnoDB table with the columns and types of leasehold");
-    Finding::required(CHECK, check(&on_primary, host, table).map(|()| good()))
-}
-
-fn durability(info: &ServerInfo) -> Finding {
+pub(super) fn durability(info: &ServerInfo) -> Finding {
     const CHECK: &str = "durability";
     let mut lost = Vec::new();
     if info.variable("innodb_flush_log_at_trx_commit") != "1" {
@@ -70,7 +31,7 @@ fn durability(info: &ServerInfo) -> Finding {
 }
 
 /// Sees neither the replicas nor whether they are synchronous.
-fn failover(grace: Duration, info: &ServerInfo) -> Finding {
+pub(super) fn failover(grace: Duration, info: &ServerInfo) -> Finding {
     const CHECK: &str = "failover";
     if !grace.is_zero() {
         let grace = grace.as_secs();
@@ -83,7 +44,7 @@ fn failover(grace: Duration, info: &ServerInfo) -> Finding {
 }
 
 /// Tries statements that change nothing, because grants may come from roles, patterns and other levels.
-async fn permissions(session: &mut Session, table: &str) -> Result<Finding, StoreError> {
+pub(super) async fn permissions(session: &mut Session, table: &str) -> Result<Finding, StoreError> {
     const CHECK: &str = "permission-table";
     let sql = quoted(table);
     let mut lacks = Vec::new();
@@ -145,9 +106,10 @@ mod tests {
 
     #[test]
     fn a_table_is_judged_apart_from_the_server() {
-        assert_eq!(suits(&with(&[("read_only", "ON")]), "h", "t").verdict, CheckStatus::Passed);
+        let suits = |info: &ServerInfo| table::suits(info, "t", "").verdict;
+        assert_eq!(suits(&with(&[("read_only", "ON")])), CheckStatus::Passed);
         for flaw in [ServerInfo { table: None, ..good() }, ServerInfo { is_unique: false, ..good() }] {
-            assert_eq!(suits(&flaw, "h", "t").verdict, CheckStatus::Failed);
+            assert_eq!(suits(&flaw), CheckStatus::Failed);
         }
     }
 }
