@@ -10,16 +10,16 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+pub(super) use self::examine::Checks;
 #[cfg(test)]
 pub(super) use self::examine::suits;
 pub(super) use self::records::open;
-pub(super) use self::reports::{Effect, Kind, not_ordinary, permissions, reported};
+pub(super) use self::reports::{Effect, FULL, Kind, Meaning, not_ordinary, permissions};
 use self::reports::{lacks_columns, wrong_types};
 use async_trait::async_trait;
 use bytes::Bytes;
 
 use crate::clock::{Moment, StoreClock, micros, timeout};
-use crate::diagnosis::Examined;
 use crate::env::Env;
 use crate::error::{Error, Fault, StoreError};
 use crate::lease::{Id, attempt_limit};
@@ -84,26 +84,12 @@ pub(super) trait Table: fmt::Debug + Send + Sync + Sized + 'static {
     /// Returns the name of the table in SQL.
     fn sql(&self) -> &str;
 
-    /// Returns the statement that creates the table.
-    fn create(&self) -> String;
-
-    /// Returns the statement that adds the columns that are `missing`.
-    fn extend(&self, missing: &[&str]) -> String;
-
     /// Sends the statement that creates or extends the table, which may be repeated. Succeeds if another process has just
     /// done the same.
     async fn define(&self, session: &mut Self::Session, sql: &str) -> Result<(), StoreError>;
 
     /// Records which server is the primary: see `failover_grace`.
     async fn note_primary(self: &Arc<Self>) -> Result<(), StoreError>;
-
-    /// Runs the doctor's checks that other databases do not have.
-    async fn examine(
-        self: &Arc<Self>,
-        session: &mut Self::Session,
-        properties: &Self::Properties,
-        examined: &mut Examined,
-    ) -> Result<(), StoreError>;
 
     async fn read(self: &Arc<Self>, name: &LockName) -> Result<Option<Found>, StoreError>;
 
@@ -246,8 +232,14 @@ pub(super) trait Table: fmt::Debug + Send + Sync + Sized + 'static {
 pub(super) trait Properties: Send + Sync {
     /// The columns, their types, and the rest of their definitions.
     const COLUMNS: &'static [(&'static str, &'static str, &'static str)];
-    /// Whether a column of another type is refused at once, and not by the statement that needs it.
-    const REFUSES_TYPES: bool;
+    /// The type that is checked at once. A column of another wrong type fails the statement that needs it. `None`: all types
+    /// are checked at once.
+    const CHECKED_TYPE: Option<&'static str>;
+    /// The schema of the types, with a dot.
+    const TYPES: &'static str;
+    /// What begins the addition of a column, and what ends the definition of a table.
+    const ADD: &'static str;
+    const END: &'static str;
 
     /// Returns the time of the server in microseconds since the Unix epoch.
     fn clock_us(&self) -> i64;
@@ -278,8 +270,10 @@ pub(super) trait Properties: Send + Sync {
         Self::COLUMNS.iter().map(|(name, ..)| *name).filter(lacks).collect()
     }
 
-    fn check_types(&self, table: &str) -> Result<(), Fault> {
-        let wrong = Self::COLUMNS.iter().filter_map(|(name, needs, _)| {
+    /// Refuses columns of other types: of those that need the type `only`, or of all.
+    fn check_types(&self, table: &str, only: Option<&str>) -> Result<(), Fault> {
+        let checked = Self::COLUMNS.iter().filter(|(_, needs, _)| only.is_none_or(|only| only == *needs));
+        let wrong = checked.filter_map(|(name, needs, _)| {
             let is = self.columns().get(*name).filter(|is| !Self::fits(is, needs))?;
             Some(format!("{name} {is} (instead of {needs})"))
         });
@@ -293,13 +287,28 @@ pub(super) trait Properties: Send + Sync {
     /// fail.
     fn check_table(&self, table: &str) -> Result<(), Fault> {
         self.check_kind(table)?;
-        if Self::REFUSES_TYPES {
-            self.check_types(table)?;
-        }
+        self.check_types(table, Self::CHECKED_TYPE)?;
         match self.missing() {
             missing if missing.is_empty() => Ok(()),
             missing => Err(lacks_columns(table, &missing.join(", "))),
         }
+    }
+
+    /// Returns the statement that creates the table. `sql` is its name in SQL.
+    fn create(sql: &str) -> String {
+        format!("CREATE TABLE IF NOT EXISTS {sql} ({}){}", Self::definitions("", |_| true), Self::END)
+    }
+
+    /// Returns the statement that adds the columns that are `missing`.
+    fn extend(sql: &str, missing: &[&str]) -> String {
+        format!("ALTER TABLE {sql} {}", Self::definitions(Self::ADD, |name| missing.contains(&name)))
+    }
+
+    /// Returns the definitions of some columns, each after `add`.
+    fn definitions(add: &str, of: impl Fn(&str) -> bool) -> String {
+        let columns = Self::COLUMNS.iter().filter(|(name, ..)| of(name));
+        let columns = columns.map(|(name, kind, rest)| format!("{add}{name} {}{kind}{rest}", Self::TYPES));
+        columns.collect::<Vec<_>>().join(", ")
     }
 }
 

@@ -5,7 +5,7 @@ use mysql_async::{Error, ServerError};
 use super::MYSQL;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::stores::hosts::Host;
-use crate::stores::table::{Effect, reported};
+use crate::stores::table::{Effect, FULL, Meaning};
 
 /// The server reports this if a row with that name is there.
 pub(super) const DUPLICATE: u16 = 1062;
@@ -16,10 +16,10 @@ pub(super) const SAME_COLUMN: u16 = 1060;
 /// A column is missing.
 const NO_COLUMN: u16 = 1054;
 
-/// Returns the kind of an error that proves that the statement had no effect, because the server refused it or rolled it
-/// back, and what people can do. In that, `{table}` stands for the name of the table, and it may be empty. `None` for any
-/// other error. A statement of such an error may have been committed, so a write must be looked for.
-fn meaning(code: u16) -> Option<(ErrorKind, &'static str)> {
+/// Returns the meaning of an error that proves that the statement had no effect, because the server refused it or rolled
+/// it back. `None` for any other error. A statement of such an error may have been committed, so a write must be looked
+/// for.
+fn meaning(code: u16) -> Option<Meaning> {
     Some(match code {
         1146 | 1049 => (
             ErrorKind::Invalid,
@@ -53,11 +53,7 @@ fn meaning(code: u16) -> Option<(ErrorKind, &'static str)> {
         1048 | 1441 | 1690 => {
             (ErrorKind::Invalid, "the cooldown, or the lease, ends after the year 9999: use a shorter one")
         }
-        1040 | 1203 | 1226 => (
-            ErrorKind::Unavailable,
-            "a process that waits for locks or holds them needs one connection: raise max_connections, or the limit of \
-             the user",
-        ),
+        1040 | 1203 | 1226 => FULL,
         // Another transaction had the row for too long. The statement was rolled back, and with it the transaction, which
         // is the statement.
         1205 => (
@@ -100,26 +96,14 @@ pub(super) fn of_statement(error: &Error, effect: Effect, may_be_done: bool, tab
 
 /// Returns the error of a connection that could not be opened. No statement was sent.
 pub(super) fn of_connection(error: &Error, host: &Host, is_tls: bool, table: &str) -> Fault {
-    let Error::Server(answer) = error else {
-        let no_tls =
-            "the server has no TLS: turn it on; in a network that you trust, add tls=off&plaintext=on";
-        let known = [("does not have this capability", ErrorKind::Invalid, no_tls)];
-        return MYSQL.no_connection(error, host, is_tls, &known);
-    };
-    let mut fault = fault(answer, table);
-    fault.message = format!("{host}: {}", fault.message);
-    fault
+    let no_tls = "the server has no TLS: turn it on; in a network that you trust, add tls=off&plaintext=on";
+    let known = [("does not have this capability", ErrorKind::Invalid, no_tls)];
+    let reported = if let Error::Server(answer) = error { Some(fault(answer, table)) } else { None };
+    MYSQL.no_connection(error, reported, (host, is_tls), &known)
 }
 
 fn fault(answer: &ServerError, table: &str) -> Fault {
-    let message = reported(MYSQL.name, &answer.message, answer.code);
-    let (fault, help) = match meaning(answer.code) {
-        Some((_, help)) if matches!(answer.code, 1040 | 1203 | 1226) => (Fault::full(message), help),
-        Some((kind, help)) => (Fault::new(kind, message), help),
-        // Shutdowns, timeouts, exhausted resources, errors of a commit.
-        None => (Fault::unavailable(message), ""),
-    };
-    if help.is_empty() { fault } else { fault.with_help(help.replace("{table}", &format!("{table:?}"))) }
+    MYSQL.reported((&answer.message, answer.code), meaning(answer.code), table)
 }
 
 #[cfg(test)]

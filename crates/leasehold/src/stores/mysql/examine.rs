@@ -1,17 +1,38 @@
 //! The doctor's checks of the server and the permissions.
 
+use std::sync::Arc;
 use std::time::Duration;
+
+use async_trait::async_trait;
 
 use super::errors;
 use super::row::text;
 use super::server::ServerInfo;
 use super::session::Session;
 use super::sql::quoted;
-use crate::diagnosis::Finding;
+use super::store::MysqlTable;
+use crate::diagnosis::{Examined, Finding};
 use crate::error::StoreError;
-use crate::stores::table::{self, Effect};
+use crate::stores::table::{self, Checks, Effect, Table};
 
-pub(super) fn durability(info: &ServerInfo) -> Finding {
+#[async_trait]
+impl Checks for MysqlTable {
+    async fn examine(
+        self: &Arc<Self>,
+        session: &mut Session,
+        info: &ServerInfo,
+        examined: &mut Examined,
+    ) -> Result<(), StoreError> {
+        examined.push(durability(info));
+        examined.push(failover(self.connections().database.failover_grace, info));
+        if info.table.is_some() {
+            examined.push(permissions(session, self.table()).await?);
+        }
+        Ok(())
+    }
+}
+
+fn durability(info: &ServerInfo) -> Finding {
     const CHECK: &str = "durability";
     let mut lost = Vec::new();
     if info.variable("innodb_flush_log_at_trx_commit") != "1" {
@@ -31,7 +52,7 @@ pub(super) fn durability(info: &ServerInfo) -> Finding {
 }
 
 /// Sees neither the replicas nor whether they are synchronous.
-pub(super) fn failover(grace: Duration, info: &ServerInfo) -> Finding {
+fn failover(grace: Duration, info: &ServerInfo) -> Finding {
     const CHECK: &str = "failover";
     if !grace.is_zero() {
         let grace = grace.as_secs();
@@ -44,7 +65,7 @@ pub(super) fn failover(grace: Duration, info: &ServerInfo) -> Finding {
 }
 
 /// Tries statements that change nothing, because grants may come from roles, patterns and other levels.
-pub(super) async fn permissions(session: &mut Session, table: &str) -> Result<Finding, StoreError> {
+async fn permissions(session: &mut Session, table: &str) -> Result<Finding, StoreError> {
     const CHECK: &str = "permission-table";
     let sql = quoted(table);
     let mut lacks = Vec::new();

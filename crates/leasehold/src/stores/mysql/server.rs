@@ -7,7 +7,7 @@ use mysql_async::Row;
 
 use super::MYSQL;
 use super::row::{Answer, cell, text};
-use super::sql::{BEGIN, COLUMNS, NOW_US, create, literal};
+use super::sql::{BEGIN, COLUMNS, NOW_US, literal, quoted};
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::stores::table::{Properties, not_ordinary};
 
@@ -122,7 +122,10 @@ fn refused<H: Into<String>>(message: String, help: H) -> Result<(), Fault> {
 
 impl Properties for ServerInfo {
     const COLUMNS: &'static [(&'static str, &'static str, &'static str)] = COLUMNS;
-    const REFUSES_TYPES: bool = true;
+    const CHECKED_TYPE: Option<&'static str> = None;
+    const TYPES: &'static str = "";
+    const ADD: &'static str = "ADD COLUMN ";
+    const END: &'static str = " ENGINE=InnoDB";
 
     fn clock_us(&self) -> i64 {
         self.clock_us
@@ -203,7 +206,7 @@ impl Properties for ServerInfo {
         format!(
             "while no lock is held, change it with ALTER TABLE to what `leasehold init` creates; it has bytes, so that \
              names differ by case and accents, and times without a time zone: {}",
-            create(table)
+            Self::create(&quoted(table))
         )
     }
 }

@@ -50,20 +50,6 @@ pub(super) const COLUMNS: &[(&str, &str, &str)] = &[
     ("line_last", "bigint", ""),
 ];
 
-/// Returns the statement that creates the table.
-pub(super) fn create(table: &str) -> String {
-    let columns: Vec<_> = COLUMNS.iter().map(|(name, kind, rest)| format!("`{name}` {kind}{rest}")).collect();
-    format!("CREATE TABLE IF NOT EXISTS {} ({}) ENGINE=InnoDB", quoted(table), columns.join(", "))
-}
-
-/// Returns the statement that adds the columns that the table lacks.
-pub(super) fn extend(table: &str, missing: &[&str]) -> String {
-    let missing = COLUMNS.iter().filter(|(name, ..)| missing.contains(name));
-    let added: Vec<_> =
-        missing.map(|(name, kind, rest)| format!("ADD COLUMN `{name}` {kind}{rest}")).collect();
-    format!("ALTER TABLE {} {}", quoted(table), added.join(", "))
-}
-
 /// Returns `text` as a literal.
 pub(super) fn literal(text: &str) -> String {
     let mut literal = "x'".to_owned();

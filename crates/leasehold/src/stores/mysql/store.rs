@@ -12,9 +12,8 @@ use super::row::{Answer, Stored, cell, has, text};
 use super::server::{self, ServerInfo};
 use super::session::Session;
 use super::sql::{self, quoted};
-use super::{MYSQL, errors, examine};
+use super::{MYSQL, errors};
 use crate::clock::Moment;
-use crate::diagnosis::Examined;
 use crate::error::{Error, Fault, StoreError};
 use crate::protocol::line::Line;
 use crate::protocol::record::{Content, Record};
@@ -179,14 +178,6 @@ impl Table for MysqlTable {
         &self.sql
     }
 
-    fn create(&self) -> String {
-        sql::create(self.table())
-    }
-
-    fn extend(&self, missing: &[&str]) -> String {
-        sql::extend(self.table(), missing)
-    }
-
     async fn define(&self, session: &mut Session, sql: &str) -> Result<(), StoreError> {
         match session.run(sql).await {
             // Another process has just added the same columns.
@@ -200,20 +191,6 @@ impl Table for MysqlTable {
     /// Each new connection does it.
     async fn note_primary(self: &Arc<Self>) -> Result<(), StoreError> {
         self.take(Purpose::Contend).await.map(drop)
-    }
-
-    async fn examine(
-        self: &Arc<Self>,
-        session: &mut Session,
-        info: &ServerInfo,
-        examined: &mut Examined,
-    ) -> Result<(), StoreError> {
-        examined.push(examine::durability(info));
-        examined.push(examine::failover(self.connections.database.failover_grace, info));
-        if info.table.is_some() {
-            examined.push(examine::permissions(session, self.table()).await?);
-        }
-        Ok(())
     }
 
     async fn read(self: &Arc<Self>, name: &LockName) -> Result<Option<Found>, StoreError> {

@@ -1,17 +1,10 @@
 //! Connects to a server.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use futures_util::future::poll_fn;
 use rustls::ClientConfig;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::mpsc::unbounded_channel;
 use tokio_postgres::config::SslMode;
-use tokio_postgres::{AsyncMessage, Client, Config, Connection, NoTls};
+use tokio_postgres::{Config, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::errors;
 use super::session::Session;
 use crate::stores::database::Database;
 use crate::stores::hosts::{CONNECT_LIMIT, Host};
@@ -48,47 +41,11 @@ pub(super) async fn connect(
     if let Some(password) = password {
         config.password(password);
     }
+    let host = host.to_string();
     Ok(match tls {
-        Some(tls) => {
-            let (client, connection) = config.connect(MakeRustlsConnect::new(tls)).await?;
-            driven(client, connection, host.to_string())
-        }
-        None => {
-            let (client, connection) = config.connect(NoTls).await?;
-            driven(client, connection, host.to_string())
-        }
+        Some(tls) => Session::driven(config.connect(MakeRustlsConnect::new(tls)).await?, host),
+        None => Session::driven(config.connect(NoTls).await?, host),
     })
-}
-
-/// Starts the task that reads and writes the connection.
-fn driven<S, T>(client: Client, mut connection: Connection<S, T>, host: String) -> Session
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let doubt = Arc::<AtomicBool>::default();
-    let noted = doubt.clone();
-    let (notified, notifications) = unbounded_channel();
-    let driver = tokio::spawn(async move {
-        loop {
-            match poll_fn(|context| connection.poll_message(context)).await {
-                // This notice arrives before the response to the statement.
-                Some(Ok(AsyncMessage::Notice(notice))) if errors::is_commit_in_doubt(&notice) => {
-                    noted.store(true, Ordering::SeqCst);
-                }
-                Some(Ok(AsyncMessage::Notification(notification))) => {
-                    let _ = notified.send(notification.payload().to_owned());
-                }
-                Some(Ok(_)) => {}
-                Some(Err(error)) => {
-                    tracing::debug!(%error, "a connection to PostgreSQL ended");
-                    return;
-                }
-                None => return,
-            }
-        }
-    });
-    Session::new(client, doubt, driver.abort_handle(), notifications, host)
 }
 
 #[cfg(test)]

@@ -3,17 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio_postgres::Row;
+use async_trait::async_trait;
 
 use super::errors;
 use super::row::{cell, only};
+use super::server::ServerInfo;
 use super::session::Session;
 use super::sql::quoted;
 use super::statements::text;
 use super::store::PostgresTable;
 use crate::diagnosis::{Examined, Finding};
 use crate::error::StoreError;
-use crate::stores::table::{self, Effect, Table};
+use crate::stores::table::{self, Checks, Effect, Table};
 
 /// Reads the server's settings.
 pub(super) const SETTINGS: &str =
@@ -26,10 +27,8 @@ pub(super) const SETTINGS: &str =
 
 /// Reads the properties of the table $1.
 pub(super) const TABLE: &str = "SELECT
-    pg_catalog.has_table_privilege(c.oid, 'SELECT') AS may_select,
-    pg_catalog.has_table_privilege(c.oid, 'INSERT') AS may_insert,
-    pg_catalog.has_table_privilege(c.oid, 'UPDATE') AS may_update,
-    pg_catalog.has_table_privilege(c.oid, 'DELETE') AS may_delete,
+    (SELECT pg_catalog.string_agg(p.name, ' ') FROM (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) AS p (name)
+        WHERE NOT pg_catalog.has_table_privilege(c.oid, p.name)) AS lacks,
     pg_catalog.row_security_active(c.oid) AS has_row_security,
     EXISTS (SELECT FROM pg_catalog.pg_policy AS p WHERE p.polrelid OPERATOR(pg_catalog.=) c.oid) AS has_policies,
     EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid OPERATOR(pg_catalog.=) c.oid
@@ -43,10 +42,12 @@ pub(super) const TABLE: &str = "SELECT
             AND a.attname OPERATOR(pg_catalog.=) 'name') AS is_unique
     FROM pg_catalog.pg_class AS c WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1)";
 
-impl PostgresTable {
-    pub(super) async fn examined(
+#[async_trait]
+impl Checks for PostgresTable {
+    async fn examine(
         self: &Arc<Self>,
         session: &mut Session,
+        _: &ServerInfo,
         examined: &mut Examined,
     ) -> Result<(), StoreError> {
         let table = self.table();
@@ -62,7 +63,9 @@ impl PostgresTable {
         ));
         let about = session.ask(TABLE, &[text(&self.sql())]).await.map_err(of_statement)?;
         if let Some(row) = about.first() {
-            examined.push(permissions(row)?);
+            let lacks: Option<&str> = cell(row, "lacks")?;
+            let lacks: Vec<_> = lacks.unwrap_or_default().split_whitespace().collect();
+            examined.push(table::permissions("permission-table", &lacks));
             examined.push(key(cell(row, "is_unique")?, table));
             examined.push(row_security(cell(row, "has_row_security")?, cell(row, "has_policies")?, table));
             if cell(row, "has_triggers")? {
@@ -147,21 +150,6 @@ fn failover(synchronous: &str, standbys: i64, behind: i64, grace: Duration) -> F
         .with_help("or protect the resource with fencing tokens, in a store that survives the promotion")
 }
 
-fn permissions(row: &Row) -> Result<Finding, StoreError> {
-    let mut lacks = Vec::new();
-    for (name, may) in [
-        ("SELECT", "may_select"),
-        ("INSERT", "may_insert"),
-        ("UPDATE", "may_update"),
-        ("DELETE", "may_delete"),
-    ] {
-        if !cell::<bool>(row, may)? {
-            lacks.push(name);
-        }
-    }
-    Ok(table::permissions("permission-table", &lacks))
-}
-
 fn key(is_unique: bool, table: &str) -> Finding {
     const CHECK: &str = "unique-names";
     if is_unique {
@@ -191,7 +179,6 @@ fn row_security(is_active: bool, has_policies: bool, table: &str) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::server::ServerInfo;
     use super::super::server::tests::{good, with};
     use super::*;
     use crate::diagnosis::CheckStatus;

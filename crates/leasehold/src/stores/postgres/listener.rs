@@ -84,8 +84,9 @@ impl PostgresTable {
         let mut running = used.begin()?;
         let listens = self.subscribe(running.session()?, channel.as_deref().unwrap_or_default()).await;
         running.end(true);
-        match listens {
+        match &listens {
             Ok(_) => used.listens(),
+            Err(error) if error.fault().kind == ErrorKind::Unsupported => {}
             Err(_) => used.close(),
         }
         drop(used);

@@ -70,7 +70,12 @@ impl ServerInfo {
 
 impl Properties for ServerInfo {
     const COLUMNS: &'static [(&'static str, &'static str, &'static str)] = COLUMNS;
-    const REFUSES_TYPES: bool = false;
+    /// Times of another type depend on each session's `TimeZone`, or are too coarse.
+    const CHECKED_TYPE: Option<&'static str> = Some("timestamp");
+    const TYPES: &'static str = "pg_catalog.";
+    const ADD: &'static str = "ADD COLUMN IF NOT EXISTS ";
+    /// The fill factor leaves room in the pages, so that a renewal updates no index.
+    const END: &'static str = " WITH (fillfactor = 70)";
 
     fn clock_us(&self) -> i64 {
         self.clock_us
@@ -106,39 +111,17 @@ impl Properties for ServerInfo {
     }
 
     fn check_kind(&self, table: &str) -> Result<(), Fault> {
-        let refused =
-            |message: String, help: String| Err(Fault::new(ErrorKind::Unsupported, message).with_help(help));
         match (self.kind.as_deref(), self.persistence.as_deref()) {
-            (None, _) | (Some("r"), Some("p")) => {}
-            (Some("r"), Some("u")) => {
-                return refused(
-                    format!(
-                        "the table {table:?} is UNLOGGED: a crash of the server empties it, with all locks that are held"
-                    ),
-                    format!("ALTER TABLE {} SET LOGGED", quoted(table)),
-                );
-            }
-            _ => {
-                return Err(not_ordinary(table, "a view, a partitioned, foreign or temporary table"));
-            }
+            (None, _) | (Some("r"), Some("p")) => Ok(()),
+            (Some("r"), Some("u")) => Err(Fault::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "the table {table:?} is UNLOGGED: a crash of the server empties it, with all locks that are held"
+                ),
+            )
+            .with_help(format!("ALTER TABLE {} SET LOGGED", quoted(table)))),
+            _ => Err(not_ordinary(table, "a view, a partitioned, foreign or temporary table")),
         }
-        let times = COLUMNS.iter().filter(|(_, needs, _)| *needs == "timestamp");
-        let wrong = times.filter_map(|(name, needs, _)| {
-            let is = self.columns.get(*name).filter(|is| !Self::fits(is, needs))?;
-            Some(format!("{name} {is}"))
-        });
-        let wrong: Vec<_> = wrong.collect();
-        if wrong.is_empty() {
-            return Ok(());
-        }
-        refused(
-            format!(
-                "the table {table:?} has the columns {}: their times depend on each session's TimeZone, or are too coarse",
-                wrong.join(", ")
-            ),
-            "lock_until and locked_at are `timestamp` (without time zone) in UTC, as ShedLock documents them"
-                .to_owned(),
-        )
     }
 
     fn columns(&self) -> &HashMap<String, String> {
@@ -158,7 +141,9 @@ impl Properties for ServerInfo {
     }
 
     fn remedy(&self, _: &str) -> String {
-        "change their types with ALTER TABLE ... ALTER COLUMN ... TYPE, while no lock is held".to_owned()
+        "change their types with ALTER TABLE ... ALTER COLUMN ... TYPE, while no lock is held; lock_until and locked_at are \
+         in UTC, independent of a session's TimeZone, and not coarser than milliseconds"
+            .to_owned()
     }
 }
 
@@ -208,8 +193,8 @@ pub(super) mod tests {
             (ServerInfo { persistence: Some("u".into()), ..good() }, "UNLOGGED"),
             (ServerInfo { persistence: Some("t".into()), ..good() }, "ordinary"),
             (ServerInfo { kind: Some("v".into()), ..good() }, "ordinary"),
-            (with("lock_until", Some("timestamptz")), "TimeZone"),
-            (with("locked_at", Some("timestamp(2)")), "too coarse"),
+            (with("lock_until", Some("timestamptz")), "timestamptz"),
+            (with("locked_at", Some("timestamp(2)")), "timestamp(2)"),
             (with("token", None), "token"),
         ] {
             let fault = check(&flaw).unwrap_err();

@@ -4,11 +4,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use futures_util::future::join;
-use tokio::sync::mpsc::UnboundedReceiver;
+use futures_util::future::{join, poll_fn};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::AbortHandle;
-use tokio_postgres::{Client, Error, Row, Statement};
+use tokio_postgres::{AsyncMessage, Client, Connection, Error, Row, Statement};
 
+use super::errors;
 use super::statements::{Parameter, Sql};
 use crate::stores::pool;
 
@@ -62,15 +64,36 @@ impl std::fmt::Debug for Session {
 }
 
 impl Session {
-    pub(super) fn new(
-        client: Client,
-        doubt: Arc<AtomicBool>,
-        driver: AbortHandle,
-        notifications: UnboundedReceiver<String>,
-        host: String,
-    ) -> Self {
-        let (prepared, notifications) = (HashMap::new(), Some(notifications));
-        let (is_direct, has_table, is_running) = Default::default();
+    /// Starts the task that reads and writes the connection to `host`.
+    pub(super) fn driven<S, T>((client, mut connection): (Client, Connection<S, T>), host: String) -> Self
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let doubt = Arc::<AtomicBool>::default();
+        let noted = doubt.clone();
+        let (notified, notifications) = unbounded_channel();
+        let driver = tokio::spawn(async move {
+            loop {
+                match poll_fn(|context| connection.poll_message(context)).await {
+                    // This notice arrives before the response to the statement.
+                    Some(Ok(AsyncMessage::Notice(notice))) if errors::is_commit_in_doubt(&notice) => {
+                        noted.store(true, Ordering::SeqCst);
+                    }
+                    Some(Ok(AsyncMessage::Notification(notification))) => {
+                        let _ = notified.send(notification.payload().to_owned());
+                    }
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) => {
+                        tracing::debug!(%error, "a connection to PostgreSQL ended");
+                        return;
+                    }
+                    None => return,
+                }
+            }
+        });
+        let (driver, notifications) = (driver.abort_handle(), Some(notifications));
+        let (prepared, is_direct, has_table, is_running) = Default::default();
         Self { client, doubt, driver, notifications, host, prepared, is_direct, has_table, is_running }
     }
 

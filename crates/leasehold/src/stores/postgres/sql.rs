@@ -57,23 +57,6 @@ pub(super) fn quoted(table: &str) -> String {
     format!("\"{schema}\".\"{table}\"")
 }
 
-/// Returns the statement that creates the table. The fill factor leaves room in the pages, so that a renewal updates no
-/// index.
-pub(super) fn create(table: &str) -> String {
-    let columns: Vec<_> =
-        COLUMNS.iter().map(|(name, kind, rest)| format!("{name} pg_catalog.{kind}{rest}")).collect();
-    format!("CREATE TABLE IF NOT EXISTS {table} ({}) WITH (fillfactor = 70)", columns.join(", "))
-}
-
-/// Returns the statement that adds the columns that the table lacks.
-pub(super) fn extend(table: &str, missing: &[&str]) -> String {
-    let missing = COLUMNS.iter().filter(|(name, ..)| missing.contains(name));
-    let added: Vec<_> = missing
-        .map(|(name, kind, rest)| format!("ADD COLUMN IF NOT EXISTS {name} pg_catalog.{kind}{rest}"))
-        .collect();
-    format!("ALTER TABLE {table} {}", added.join(", "))
-}
-
 /// The server's clock in the format of ShedLock's columns: UTC without a time zone.
 pub(super) const NOW: &str = "pg_catalog.timezone('utc', pg_catalog.clock_timestamp())";
 
@@ -108,9 +91,11 @@ pub(super) fn settings(timeout: &str) -> String {
 pub(super) mod tests {
     use std::time::Duration;
 
+    use super::super::server::ServerInfo;
     use super::super::statements::Statements;
     use super::super::{examine, listener, server};
-    use super::{COLUMNS, create, extend, quoted};
+    use super::{COLUMNS, quoted};
+    use crate::stores::table::Properties;
 
     /// Words after which a parenthesis opens something other than the arguments of a function.
     const KEYWORDS: &[&str] = &[
@@ -272,8 +257,8 @@ pub(super) mod tests {
         let names: Vec<_> = COLUMNS.iter().map(|(name, ..)| *name).collect();
         let mut all = vec![
             server::query(),
-            create(&table),
-            extend(&table, &names),
+            ServerInfo::create(&table),
+            ServerInfo::extend(&table, &names),
             listener::notify().text,
             examine::SETTINGS.to_owned(),
             examine::TABLE.to_owned(),

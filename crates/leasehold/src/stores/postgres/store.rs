@@ -13,11 +13,10 @@ use super::connect::{Login, connect};
 use super::row::{cell, cells, only};
 use super::server::{self, ServerInfo};
 use super::session::Session;
-use super::sql::{create, extend, quoted};
+use super::sql::quoted;
 use super::statements::{Parameter, Sql, Statements, boolean, channel, int8, text};
 use super::{POSTGRES, errors};
 use crate::clock::micros;
-use crate::diagnosis::Examined;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{Id, Ttl, attempt_limit};
 use crate::protocol::line::Waiter;
@@ -296,14 +295,6 @@ impl Table for PostgresTable {
         &self.sql
     }
 
-    fn create(&self) -> String {
-        create(&self.sql)
-    }
-
-    fn extend(&self, missing: &[&str]) -> String {
-        extend(&self.sql, missing)
-    }
-
     async fn define(&self, session: &mut Session, sql: &str) -> Result<(), StoreError> {
         // The wait is short, because statements of other clients queue behind one that waits for a lock on the whole
         // table.
@@ -323,15 +314,6 @@ impl Table for PostgresTable {
             return Ok(());
         }
         self.note_epoch().await
-    }
-
-    async fn examine(
-        self: &Arc<Self>,
-        session: &mut Session,
-        _: &ServerInfo,
-        examined: &mut Examined,
-    ) -> Result<(), StoreError> {
-        self.examined(session, examined).await
     }
 
     async fn read(self: &Arc<Self>, name: &LockName) -> Result<Option<Found>, StoreError> {

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use async_trait::async_trait;
+
 use super::reports::{least_permissions, no_table};
 use super::{Properties, Table};
 use crate::diagnosis::{Examined, Finding};
@@ -9,7 +11,18 @@ use crate::error::{Fault, StoreError};
 use crate::retry::RetryBudget;
 use crate::stores::pool::Session;
 
-pub(super) async fn examined<T: Table>(table: &Arc<T>) -> Examined {
+/// The doctor's checks that other databases do not have.
+#[async_trait]
+pub(in crate::stores) trait Checks: Table {
+    async fn examine(
+        self: &Arc<Self>,
+        session: &mut Self::Session,
+        properties: &Self::Properties,
+        examined: &mut Examined,
+    ) -> Result<(), StoreError>;
+}
+
+pub(super) async fn examined<T: Checks>(table: &Arc<T>) -> Examined {
     let mut examined = Examined { least_permissions: least_permissions(table.sql()), ..Examined::default() };
     let asking = async {
         let (mut session, properties) = table.any().await?;
@@ -33,7 +46,7 @@ pub(in crate::stores) fn suits(properties: &impl Properties, table: &str, praise
     if !properties.has_table() {
         return no_table(CHECK, table);
     }
-    let suits = properties.check_table(table).and_then(|()| properties.check_types(table));
+    let suits = properties.check_table(table).and_then(|()| properties.check_types(table, None));
     Finding::required(CHECK, suits.map(|()| format!("{table:?} {praise}")))
 }
 
@@ -43,15 +56,15 @@ pub(super) async fn make_once<T: Table>(table: &T) -> Result<(), StoreError> {
     let name = table.table();
     properties.check_server(session.host()).map_err(Fault::not_applied)?;
     let work = if properties.has_table() {
-        let suits = properties.check_kind(name).and_then(|()| properties.check_types(name));
+        let suits = properties.check_kind(name).and_then(|()| properties.check_types(name, None));
         suits.map_err(Fault::not_applied)?;
         let missing = properties.missing();
         if missing.is_empty() {
             return Ok(());
         }
-        table.extend(&missing)
+        T::Properties::extend(table.sql(), &missing)
     } else {
-        table.create()
+        T::Properties::create(table.sql())
     };
     table.define(&mut session, &work).await?;
     table.look(&mut session).await?.check_table(name).map_err(Fault::not_applied)

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures_util::stream::BoxStream;
 
 use super::reports::used_by_others;
-use super::{AnyFree, Connections, Table, UNSHARED, Writing, examine};
+use super::{AnyFree, Checks, Connections, UNSHARED, Writing, examine};
 use crate::clock::{StoreClock, StoreTime};
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
@@ -42,7 +42,7 @@ const PAGE: usize = 1_000;
 
 /// Opens the leases of the table that `url` names. Sends no request. Reads the files, so that one that cannot be read is an
 /// error before anything is locked.
-pub(in crate::stores) async fn open<T: Table>(
+pub(in crate::stores) async fn open<T: Checks>(
     url: StoreUrl,
     mut options: StoreOptions,
 ) -> Result<Arc<dyn LeaseStore>, Error> {
@@ -62,9 +62,9 @@ pub(in crate::stores) async fn open<T: Table>(
 /// The records of one table. Each request runs as a job on the store's thread, so that a future that its caller no longer
 /// polls does not keep a connection.
 #[derive(Debug)]
-struct TableRecords<T: Table>(OnWorker<T>);
+struct TableRecords<T: Checks>(OnWorker<T>);
 
-impl<T: Table> TableRecords<T> {
+impl<T: Checks> TableRecords<T> {
     /// Runs `work` on the store's thread.
     fn run<R: Send + 'static, F>(&self, work: impl FnOnce(Arc<T>) -> F) -> Job<R>
     where
@@ -102,7 +102,7 @@ impl<T: Table> TableRecords<T> {
     }
 }
 
-impl<T: Table> Drop for TableRecords<T> {
+impl<T: Checks> Drop for TableRecords<T> {
     fn drop(&mut self) {
         let table = self.0.leases.clone();
         self.0.finish(async move { table.close() });
@@ -110,7 +110,7 @@ impl<T: Table> Drop for TableRecords<T> {
 }
 
 #[async_trait]
-impl<T: Table> Records for TableRecords<T> {
+impl<T: Checks> Records for TableRecords<T> {
     async fn read(&self, name: &LockName) -> Result<Option<Found>, StoreError> {
         let name = name.clone();
         self.run(|table| async move { table.read(&name).await }).await?

@@ -17,10 +17,16 @@ pub(in crate::stores) enum Effect {
     Writes,
 }
 
-/// Returns the message of an error response.
-pub(in crate::stores) fn reported(server: &str, said: &str, code: impl fmt::Display) -> String {
-    format!("{server} reports: {} ({code})", printable(said, MAX_SHOWN))
-}
+/// What an error response means: the kind of the fault, and what helps. In that, `{table}` stands for the name of the
+/// table. It may be empty.
+pub(in crate::stores) type Meaning = (ErrorKind, &'static str);
+
+/// The meaning of an error response of a server that has no room for another connection.
+pub(in crate::stores) const FULL: Meaning = (
+    ErrorKind::Unavailable,
+    "a process that waits for locks or holds them needs one connection: raise max_connections, or the limit of the user, \
+     the database or the pooler",
+);
 
 /// What errors say of a kind of server.
 #[derive(Clone, Copy, Debug)]
@@ -45,15 +51,34 @@ impl Kind {
         }
     }
 
-    /// Returns the error of a connection that could not be opened. `known` are the causes that this client reports: a part of
-    /// the text, the kind, and what helps. Settings of the store URL that do not suit the server are not transient errors.
+    /// Returns the fault of an error response. If its meaning is unknown, it may be a shutdown, a timeout, an exhausted
+    /// resource, or an error of a commit.
+    pub(in crate::stores) fn reported(
+        &self,
+        (said, code): (&str, impl fmt::Display),
+        meaning: Option<Meaning>,
+        table: &str,
+    ) -> Fault {
+        let message = format!("{} reports: {} ({code})", self.name, printable(said, MAX_SHOWN));
+        let (kind, help) = meaning.unwrap_or((ErrorKind::Unavailable, ""));
+        let fault = if meaning == Some(FULL) { Fault::full(message) } else { Fault::new(kind, message) };
+        if help.is_empty() { fault } else { fault.with_help(help.replace("{table}", &format!("{table:?}"))) }
+    }
+
+    /// Returns the fault of a connection that could not be opened: what the server has `reported`, or else one of the causes
+    /// `known` of this client: a part of the text, the kind, and what helps. Settings of the store URL that do not suit the
+    /// server are not transient errors.
     pub(in crate::stores) fn no_connection(
         &self,
         error: &(dyn std::error::Error + 'static),
-        host: &Host,
-        is_tls: bool,
+        reported: Option<Fault>,
+        (host, is_tls): (&Host, bool),
         known: &[(&str, ErrorKind, &'static str)],
     ) -> Fault {
+        if let Some(mut fault) = reported {
+            fault.message = format!("{host}: {}", fault.message);
+            return fault;
+        }
         let why = innermost(error);
         let message = format!("no connection to {} at {host}: {why}", self.name);
         if let Some(help) = certificates::help(&why).filter(|_| is_tls) {
