@@ -43,7 +43,7 @@ pub mod memory;
 pub mod mysql;
 #[cfg(feature = "nats")]
 pub mod nats;
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "_columns", feature = "sqlite"))]
 #[cfg_attr(
     not(any(feature = "postgres", feature = "redis")),
     allow(dead_code, reason = "only connections to servers end when they are unused")

@@ -18,7 +18,7 @@ pub(crate) use self::checked::{CheckedUrl, flaw_of_path};
 use self::option::Identity;
 pub use self::option::UrlOption;
 #[allow(unused_imports, reason = "not every store uses all of it")]
-pub(crate) use self::option::{check_secrecy, checked_url, is_host_name, is_this_machine};
+pub(crate) use self::option::{check_secrecy, checked_url, is_host_name, is_this_machine, unreadable_file};
 use self::schemes::Location;
 #[allow(unused_imports, reason = "only some stores use it")]
 pub(crate) use self::schemes::{is_account, is_azure_container, is_dynamodb_table, is_name, is_region};

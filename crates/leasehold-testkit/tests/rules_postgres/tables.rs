@@ -11,8 +11,8 @@ async fn tables_on_which_locks_are_unsafe_are_refused() {
         history json, line jsonb)";
     for (number, (kind, time, named)) in [
         ("UNLOGGED TABLE", "timestamp", "UNLOGGED"),
-        ("TABLE", "timestamptz", "TimeZone"),
-        ("TABLE", "timestamp(0)", "coarse"),
+        ("TABLE", "timestamptz", "timestamptz"),
+        ("TABLE", "timestamp(0)", "timestamp(0)"),
         ("TABLE", "timestamp", ""),
     ]
     .into_iter()

@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 
 use self::bucket::{Bucket, api};
 use self::config::Location;
-use self::connect::Connector;
+use self::connect::options;
 use self::keys::Keys;
 use self::links::Links;
 use self::message::{Last, OPERATION, answer};
@@ -93,7 +93,8 @@ impl Bucketed {
     /// Starts the store's thread. Sends no request.
     async fn open(location: Location, env: Env) -> Result<Self, Error> {
         let (own_env, keys) = (env.clone(), location.keys.clone());
-        let connect = move || Ok(Links::new(Connector::to(location)?, own_env));
+        // One that cannot be read is an error before anything is locked.
+        let connect = move || options(&location).map(|_| Links::new(location, own_env));
         Ok(Self { worker: OnWorker::open("NATS", connect).await?, keys, env })
     }
 

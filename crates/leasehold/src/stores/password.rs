@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Error, ErrorKind, StoreError};
-use crate::url::CheckedUrl;
+use crate::url::{CheckedUrl, unreadable_file};
 
 /// The source of a password. `Debug` does not show the password.
 #[derive(Clone, PartialEq, Eq)]
@@ -68,13 +68,9 @@ impl Password {
                     .with_help(format!("set {name} to the password"))
             }),
             Self::File { option, path } => {
-                let text = std::fs::read_to_string(path).map_err(|error| {
-                    Error::new(
-                        ErrorKind::Invalid,
-                        format!("the option `{option}` names {path:?}, which cannot be read: {error}"),
-                    )
-                    .with_help("it is the path of a file that holds the password and nothing else")
-                })?;
+                let what = "a file that holds the password and nothing else";
+                let text = std::fs::read_to_string(path);
+                let text = text.map_err(|error| unreadable_file(option, path, what, &error))?;
                 // Strips the line ending.
                 Ok(text
                     .strip_suffix('\n')

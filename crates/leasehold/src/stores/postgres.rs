@@ -4,34 +4,30 @@
 //! `docs/stores/postgres.md` describes the permissions and the limits, `postgres-safety.md` the layout and why this is
 //! safe.
 
-mod config;
 mod connect;
 mod epoch;
 mod errors;
 mod examine;
 mod listener;
-mod records;
 mod row;
-mod schema;
 mod server;
-mod sessions;
+mod session;
 mod sql;
 mod statements;
 mod store;
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use self::config::Location;
-use self::records::PostgresRecords;
+use self::store::PostgresTable;
+use super::table::{self, Kind};
 use crate::error::Error;
-use crate::lease::{LeaseStore, PollInterval, StoreOptions};
-use crate::protocol::RegisterLeases;
+use crate::lease::{LeaseStore, StoreOptions};
 use crate::url::StoreUrl;
 
-/// A poll is a read by primary key.
-const POLL_INTERVAL: PollInterval =
-    PollInterval { min: Duration::from_millis(20), max: Duration::from_millis(500) };
+const POSTGRES: Kind = Kind {
+    name: "PostgreSQL",
+    not_primary: "name the primary in the store URL, or all servers: postgres://user@host1,host2/database",
+};
 
 /// Opens leases in a table of the database that `url` names:
 /// `postgres://user@host,host2:5432/database?table=leasehold`. `docs/stores/postgres.md` lists all options.
@@ -53,8 +49,6 @@ const POLL_INTERVAL: PollInterval =
 ///
 /// # Errors
 /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL and for files that cannot be read.
-pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
-    let location = Location::from_url(url, &mut options)?;
-    let records = PostgresRecords::open(location, options.env.clone(), options.margin).await?;
-    Ok(Arc::new(RegisterLeases::on(Arc::new(records), options)))
+pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
+    table::open::<PostgresTable>(url, options).await
 }

@@ -8,6 +8,7 @@ use rustls::{ClientConfig, RootCertStore};
 
 use crate::error::{Error, Fault, StoreError};
 use crate::stores::hosts::Tls;
+use crate::url::unreadable_file;
 use crate::worker::program_ends;
 
 /// Returns the TLS configuration of a client for `store`. Blocks, because the files may be on a disk that hangs.
@@ -91,6 +92,5 @@ fn read(file: &str, option: &str) -> Result<Vec<u8>, Error> {
 }
 
 fn unreadable(file: &str, option: &str, why: &dyn std::fmt::Display) -> Error {
-    Error::invalid(format!("the option `{option}` names {file:?}, which cannot be read: {why}"))
-        .with_help("it is the path of a PEM file")
+    unreadable_file(option, file, "a PEM file", why)
 }

@@ -1,5 +1,6 @@
 //! An option of store URLs: what it accepts, whether it is shown, and whether it tells stores apart.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
@@ -213,6 +214,13 @@ fn is_variable(text: &str) -> bool {
 pub(crate) fn is_host_name(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphanumeric())
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
+}
+
+/// Returns the error for the file at `path` that `option` names and that is not readable as `what` it is.
+#[allow(dead_code, reason = "only stores with such files use it")]
+pub(crate) fn unreadable_file(option: &str, path: &str, what: &str, why: &dyn fmt::Display) -> Error {
+    Error::invalid(format!("the option `{option}` names {path:?}, which cannot be read: {why}"))
+        .with_help(format!("it is the path of {what}"))
 }
 
 /// Checks the URL of a host from `source`, and returns it without slashes at its end.

@@ -5,8 +5,9 @@ use std::time::Duration;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use super::config::Location;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::stores::hosts::{CONNECT_LIMIT, Tls};
+use crate::url::unreadable_file;
 
 /// The interval of pings. If a member dies without closing its connections, this is noticed after this time plus
 /// [`PING_LIMIT`]. etcd refuses clients that ping more often than every 5 s (`--grpc-keepalive-min-time`).
@@ -108,13 +109,7 @@ impl Connector {
 }
 
 fn read(file: &str, option: &str) -> Result<Vec<u8>, Error> {
-    std::fs::read(file).map_err(|error| {
-        Error::new(
-            ErrorKind::Invalid,
-            format!("the option `{option}` names {file:?}, which cannot be read: {error}"),
-        )
-        .with_help("it is the path of a PEM file")
-    })
+    std::fs::read(file).map_err(|error| unreadable_file(option, file, "a PEM file", &error))
 }
 
 #[cfg(test)]

@@ -2,30 +2,25 @@
 
 use mysql_async::{Error, ServerError};
 
+use super::MYSQL;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::printable;
-use crate::stores::certificates;
-use crate::stores::database::innermost;
-use crate::stores::hosts::{Host, MAX_SHOWN};
-use crate::stores::table::Effect;
+use crate::stores::hosts::Host;
+use crate::stores::table::{Effect, FULL, Meaning};
 
 /// The server reports this if a row with that name is there.
 pub(super) const DUPLICATE: u16 = 1062;
 
+/// Another statement has just added a column.
+pub(super) const SAME_COLUMN: u16 = 1060;
+
 /// A column is missing.
 const NO_COLUMN: u16 = 1054;
 
-/// What an error of the server means.
-struct Meaning {
-    kind: ErrorKind,
-    /// The text for people, in which `{table}` stands for the name of the table. Empty if there is nothing to do.
-    help: &'static str,
-}
-
-/// Returns the meaning of an error that proves that the statement had no effect: the server refused it, or rolled it back.
-/// `None` for any other error. A statement of such an error may have been committed, so a write must be looked for.
+/// Returns the meaning of an error that proves that the statement had no effect, because the server refused it or rolled
+/// it back. `None` for any other error. A statement of such an error may have been committed, so a write must be looked
+/// for.
 fn meaning(code: u16) -> Option<Meaning> {
-    let (kind, help) = match code {
+    Some(match code {
         1146 | 1049 => (
             ErrorKind::Invalid,
             "create the table {table} with `leasehold init`, or name another one with table=NAME in the store URL; the \
@@ -46,7 +41,7 @@ fn meaning(code: u16) -> Option<Meaning> {
         3159 => {
             (ErrorKind::Denied, "the server accepts only TLS connections: leave out tls=off of the store URL")
         }
-        1290 | 1792 | 1836 => return Some(Meaning { kind: ErrorKind::Unavailable, help: NOT_PRIMARY }),
+        1290 | 1792 | 1836 => (ErrorKind::Unavailable, MYSQL.not_primary),
         1665 => (
             ErrorKind::Unsupported,
             "the server logs statements, which READ COMMITTED does not allow: set binlog_format=ROW or MIXED",
@@ -58,11 +53,7 @@ fn meaning(code: u16) -> Option<Meaning> {
         1048 | 1441 | 1690 => {
             (ErrorKind::Invalid, "the cooldown, or the lease, ends after the year 9999: use a shorter one")
         }
-        1040 | 1203 | 1226 => (
-            ErrorKind::Unavailable,
-            "a process that waits for locks or holds them needs one connection: raise max_connections, or the limit of \
-             the user",
-        ),
+        1040 | 1203 | 1226 => FULL,
         // Another transaction had the row for too long. The statement was rolled back, and with it the transaction, which
         // is the statement.
         1205 => (
@@ -73,12 +64,8 @@ fn meaning(code: u16) -> Option<Meaning> {
         1020 | 1047 | 1213 => (ErrorKind::Unavailable, ""),
         DUPLICATE => (ErrorKind::Unavailable, ""),
         _ => return None,
-    };
-    Some(Meaning { kind, help })
+    })
 }
-
-const NOT_PRIMARY: &str =
-    "name the primary in the store URL, or all servers: mysql://user@host1,host2/database";
 
 /// Returns whether the server's error is `code`.
 pub(super) fn is(error: &Error, code: u16) -> bool {
@@ -92,18 +79,15 @@ pub(super) fn is_lost(error: &Error) -> bool {
 
 /// Returns whether the server reports that it is not the primary.
 pub(super) fn is_not_primary(error: &Error) -> bool {
-    let meaning = |code| meaning(code).is_some_and(|meaning| meaning.help == NOT_PRIMARY);
-    matches!(error, Error::Server(answer) if meaning(answer.code))
+    matches!(error, Error::Server(answer) if meaning(answer.code).is_some_and(|(_, help)| help == MYSQL.not_primary))
 }
 
 /// Returns the error of a statement that was sent. `may_be_done` tells whether an earlier statement of the same request
 /// has succeeded.
 pub(super) fn of_statement(error: &Error, effect: Effect, may_be_done: bool, table: &str) -> StoreError {
-    let (fault, is_certain) = match error {
-        Error::Server(answer) => (fault(answer, table), meaning(answer.code).is_some()),
-        _ => (Fault::unavailable(format!("the connection to MySQL was lost: {}", innermost(error))), false),
-    };
-    if effect == Effect::Writes && (may_be_done || !is_certain) {
+    let Error::Server(answer) = error else { return MYSQL.lost(error, effect) };
+    let fault = fault(answer, table);
+    if effect == Effect::Writes && (may_be_done || meaning(answer.code).is_none()) {
         fault.maybe_applied()
     } else {
         fault.not_applied()
@@ -112,42 +96,14 @@ pub(super) fn of_statement(error: &Error, effect: Effect, may_be_done: bool, tab
 
 /// Returns the error of a connection that could not be opened. No statement was sent.
 pub(super) fn of_connection(error: &Error, host: &Host, is_tls: bool, table: &str) -> Fault {
-    if let Error::Server(answer) = error {
-        let mut fault = fault(answer, table);
-        fault.message = format!("{host}: {}", fault.message);
-        return fault;
-    }
-    let why = innermost(error);
-    let message = format!("no connection to MySQL at {host}: {why}");
-    let invalid = |help: &str| Fault::new(ErrorKind::Invalid, message.clone()).with_help(help);
-    if let Some(help) = certificates::help(&why).filter(|_| is_tls) {
-        invalid(help)
-    } else if why.contains("does not have this capability") {
-        invalid("the server has no TLS: turn it on; in a network that you trust, add tls=off&plaintext=on")
-    } else if why.contains("Connection refused") {
-        Fault::unavailable(message).with_help("is the server running, and are the host and port right?")
-    } else {
-        Fault::unavailable(message)
-    }
+    let no_tls = "the server has no TLS: turn it on; in a network that you trust, add tls=off&plaintext=on";
+    let known = [("does not have this capability", ErrorKind::Invalid, no_tls)];
+    let reported = if let Error::Server(answer) = error { Some(fault(answer, table)) } else { None };
+    MYSQL.no_connection(error, reported, (host, is_tls), &known)
 }
 
 fn fault(answer: &ServerError, table: &str) -> Fault {
-    let said = printable(&answer.message, MAX_SHOWN);
-    let message = format!("MySQL reports: {said} ({})", answer.code);
-    let (fault, help) = match meaning(answer.code) {
-        Some(Meaning { help, .. }) if matches!(answer.code, 1040 | 1203 | 1226) => {
-            (Fault::full(message), help)
-        }
-        Some(Meaning { kind, help }) => (Fault::new(kind, message), help),
-        // Shutdowns, timeouts, exhausted resources, errors of a commit.
-        None => (Fault::unavailable(message), ""),
-    };
-    if help.is_empty() { fault } else { fault.with_help(help.replace("{table}", &format!("{table:?}"))) }
-}
-
-/// Returns a transient error, because clients also see it during a failover.
-pub(super) fn not_primary(what: &str) -> Fault {
-    Fault::unavailable(format!("the MySQL server is not the primary: {what}")).with_help(NOT_PRIMARY)
+    MYSQL.reported((&answer.message, answer.code), meaning(answer.code), table)
 }
 
 #[cfg(test)]

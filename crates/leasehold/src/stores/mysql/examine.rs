@@ -1,53 +1,35 @@
-//! The doctor's checks of the server, the table and the permissions.
+//! The doctor's checks of the server and the permissions.
 
+use std::sync::Arc;
 use std::time::Duration;
+
+use async_trait::async_trait;
 
 use super::errors;
 use super::row::text;
-use super::server::{ServerInfo, check, check_server};
-use super::sessions::Session;
+use super::server::ServerInfo;
+use super::session::Session;
 use super::sql::quoted;
-use super::store::MysqlStore;
+use super::store::MysqlTable;
 use crate::diagnosis::{Examined, Finding};
 use crate::error::StoreError;
-use crate::retry::RetryBudget;
-use crate::stores::table::{self, Effect};
+use crate::stores::table::{self, Checks, Effect, Table};
 
-impl MysqlStore {
-    pub(super) async fn examined(&self) -> Examined {
-        let least_permissions = table::least_permissions(&self.table);
-        let mut examined = Examined { least_permissions, ..Examined::default() };
-        let budget = RetryBudget::of_question(&self.env);
-        if let Err(error) = budget.request(self.look_at_all(&mut examined)).await {
-            examined.push(Finding::stopped("server", &error));
-        }
-        examined
-    }
-
-    async fn look_at_all(&self, examined: &mut Examined) -> Result<(), StoreError> {
-        let (mut session, info) = self.sessions.any().await?;
-        let (host, table) = (session.host.clone(), self.sessions.table());
-        let seen = format!("{host} accepts writes, version {}", info.variable("version"));
-        examined.push(Finding::required("primary", check_server(&info, &host).map(|()| seen)));
-        examined.push(suits(&info, &host, table));
-        examined.push(durability(&info));
-        examined.push(failover(self.sessions.connector.location.failover_grace, &info));
+#[async_trait]
+impl Checks for MysqlTable {
+    async fn examine(
+        self: &Arc<Self>,
+        session: &mut Session,
+        info: &ServerInfo,
+        examined: &mut Examined,
+    ) -> Result<(), StoreError> {
+        examined.push(durability(info));
+        examined.push(failover(self.connections().database.failover_grace, info));
         if info.table.is_some() {
-            examined.push(permissions(&mut session, table).await?);
+            examined.push(permissions(session, self.table()).await?);
         }
         Ok(())
     }
-}
-
-fn suits(info: &ServerInfo, host: &str, table: &str) -> Finding {
-    const CHECK: &str = "table";
-    if info.table.is_none() {
-        return table::no_table(CHECK, table);
-    }
-    // The check `primary` reports a server that is unsuitable.
-    let on_primary = ServerInfo { variables: Default::default(), ..info.clone() };
-    let good = || format!("{table:?} is an InnoDB table with the columns and types of leasehold");
-    Finding::required(CHECK, check(&on_primary, host, table).map(|()| good()))
 }
 
 fn durability(info: &ServerInfo) -> Finding {
@@ -145,9 +127,10 @@ mod tests {
 
     #[test]
     fn a_table_is_judged_apart_from_the_server() {
-        assert_eq!(suits(&with(&[("read_only", "ON")]), "h", "t").verdict, CheckStatus::Passed);
+        let suits = |info: &ServerInfo| table::suits(info, "t", "").verdict;
+        assert_eq!(suits(&with(&[("read_only", "ON")])), CheckStatus::Passed);
         for flaw in [ServerInfo { table: None, ..good() }, ServerInfo { is_unique: false, ..good() }] {
-            assert_eq!(suits(&flaw, "h", "t").verdict, CheckStatus::Failed);
+            assert_eq!(suits(&flaw), CheckStatus::Failed);
         }
     }
 }

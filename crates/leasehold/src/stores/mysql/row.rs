@@ -3,7 +3,8 @@
 use mysql_async::Row;
 use mysql_async::prelude::FromValue;
 
-use crate::error::{ErrorKind, Fault, StoreError};
+use super::MYSQL;
+use crate::error::StoreError;
 use crate::protocol::line::Line;
 use crate::protocol::record::{Content, Record};
 use crate::protocol::records::Found;
@@ -69,8 +70,8 @@ impl Stored {
 pub(super) fn cell<T: FromValue>(row: &Row, column: &str) -> Result<T, StoreError> {
     match row.get_opt(column) {
         Some(Ok(value)) => Ok(value),
-        Some(Err(_)) => Err(unreadable(&format_args!("the value of {column} has another type"))),
-        None => Err(unreadable(&format_args!("it has no column {column}"))),
+        Some(Err(_)) => Err(MYSQL.unreadable(&format_args!("the value of {column} has another type"))),
+        None => Err(MYSQL.unreadable(&format_args!("it has no column {column}"))),
     }
 }
 
@@ -80,7 +81,6 @@ pub(super) fn text(row: &Row, column: &str) -> Result<Option<String>, StoreError
     Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-/// Returns the error for a result of an unexpected form. The statement may have taken effect.
-pub(super) fn unreadable(why: &dyn std::fmt::Display) -> StoreError {
-    Fault::new(ErrorKind::Corrupt, format!("MySQL's response cannot be read: {why}")).maybe_applied()
+pub(super) fn has(row: &Row, column: &str) -> bool {
+    row.columns_ref().iter().any(|there| there.name_str() == column)
 }

@@ -5,11 +5,11 @@ use std::collections::HashMap;
 
 use mysql_async::Row;
 
-use super::errors;
-use super::row::{Answer, cell, text, unreadable};
-use super::sql::{BEGIN, COLUMNS, NOW_US, create, literal};
+use super::MYSQL;
+use super::row::{Answer, cell, text};
+use super::sql::{BEGIN, COLUMNS, NOW_US, literal, quoted};
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::stores::table::{lacks_columns, not_ordinary};
+use crate::stores::table::{Properties, not_ordinary};
 
 /// The variables that the checks and the doctor need. A server reports those that it has.
 const VARIABLES: &[&str] = &[
@@ -66,7 +66,7 @@ impl ServerInfo {
     /// Reads the answers to [`queries`].
     pub(super) fn of(answers: &[Answer]) -> Result<Self, StoreError> {
         let [_, _, now, variables, status, table, columns, keys] = answers else {
-            return Err(unreadable(&"results are missing"));
+            return Err(MYSQL.unreadable(&"results are missing"));
         };
         let pairs = |rows: &[Row], name: &str, value: &str| -> Result<Vec<_>, StoreError> {
             let pair =
@@ -114,93 +114,101 @@ impl ServerInfo {
             literal(&self.identity())
         )
     }
+}
 
-    /// Returns the columns that the table lacks, and those of a wrong type, each with that type and the one that leasehold
-    /// needs.
-    pub(super) fn flaws(&self) -> (Vec<&'static str>, Vec<String>) {
-        let (mut missing, mut wrong) = (Vec::new(), Vec::new());
-        for (name, kind, _) in COLUMNS {
-            match self.columns.get(*name) {
-                None => missing.push(*name),
-                // A change of the line would change a time.
-                Some(is) if !is.starts_with(kind) || is.contains("on update") => {
-                    wrong.push(format!("{name} {is} (instead of {kind})"))
-                }
-                Some(_) => {}
+fn refused<H: Into<String>>(message: String, help: H) -> Result<(), Fault> {
+    Err(Fault::new(ErrorKind::Unsupported, message).with_help(help))
+}
+
+impl Properties for ServerInfo {
+    const COLUMNS: &'static [(&'static str, &'static str, &'static str)] = COLUMNS;
+    const CHECKED_TYPE: Option<&'static str> = None;
+    const TYPES: &'static str = "";
+    const ADD: &'static str = "ADD COLUMN ";
+    const END: &'static str = " ENGINE=InnoDB";
+
+    fn clock_us(&self) -> i64 {
+        self.clock_us
+    }
+
+    fn has_table(&self) -> bool {
+        self.table.is_some()
+    }
+
+    fn praise(&self) -> [String; 2] {
+        [
+            format!("accepts writes, version {}", self.variable("version")),
+            "is an InnoDB table with the columns and types of leasehold".to_owned(),
+        ]
+    }
+
+    /// Refuses servers beside which another one accepts writes, and those that accept none.
+    fn check_server(&self, host: &str) -> Result<(), Fault> {
+        for name in ["read_only", "super_read_only", "innodb_read_only"] {
+            if self.is_on(name) {
+                return Err(MYSQL.not_primary(&format!("{host} is read-only ({name})")));
             }
         }
-        (missing, wrong)
-    }
-}
-
-/// Refuses servers beside which another one accepts writes, and those that accept none.
-pub(super) fn check_server(info: &ServerInfo, host: &str) -> Result<(), Fault> {
-    for name in ["read_only", "super_read_only", "innodb_read_only"] {
-        if info.is_on(name) {
-            return Err(errors::not_primary(&format!("{host} is read-only ({name})")));
+        // Only MariaDB reports this.
+        if self.is_on("Slaves_running") {
+            return Err(MYSQL.not_primary(&format!("{host} is a replica (Slaves_running)")));
         }
+        let members = self.variable("wsrep_cluster_size");
+        if self.is_on("wsrep_on") && members != "1" {
+            return refused(
+                format!(
+                    "{host} is one of {members} members of a Galera cluster: such clusters have lost committed writes \
+                     even without a failure, so two processes could hold one lock"
+                ),
+                "use a server with ordinary replication, or another store, for example etcd",
+            );
+        }
+        let in_group = !self.variable("group_replication_group_name").is_empty();
+        if in_group && !self.is_on("group_replication_single_primary_mode") {
+            return refused(
+                format!("{host} replicates in a group with several primaries, which may both grant a lock"),
+                "set group_replication_single_primary_mode=ON on all members",
+            );
+        }
+        Ok(())
     }
-    // Only MariaDB reports this.
-    if info.is_on("Slaves_running") {
-        return Err(errors::not_primary(&format!("{host} is a replica (Slaves_running)")));
-    }
-    let refused =
-        |message: String, help: &str| Err(Fault::new(ErrorKind::Unsupported, message).with_help(help));
-    let members = info.variable("wsrep_cluster_size");
-    if info.is_on("wsrep_on") && members != "1" {
-        return refused(
-            format!(
-                "{host} is one of {members} members of a Galera cluster: such clusters have lost committed writes \
-                 even without a failure, so two processes could hold one lock"
-            ),
-            "use a server with ordinary replication, or another store, for example etcd",
-        );
-    }
-    let in_group = !info.variable("group_replication_group_name").is_empty();
-    if in_group && !info.is_on("group_replication_single_primary_mode") {
-        return refused(
-            format!("{host} replicates in a group with several primaries, which may both grant a lock"),
-            "set group_replication_single_primary_mode=ON on all members",
-        );
-    }
-    Ok(())
-}
 
-/// Refuses servers and tables on which two processes could hold one lock. Accepts a missing table, because the
-/// statements then fail.
-pub(super) fn check(info: &ServerInfo, host: &str, table: &str) -> Result<(), Fault> {
-    check_server(info, host)?;
-    let Some((kind, engine)) = &info.table else { return Ok(()) };
-    let refused =
-        |message: String, help: String| Err(Fault::new(ErrorKind::Unsupported, message).with_help(help));
-    if kind != "BASE TABLE" {
-        return Err(not_ordinary(table, kind));
+    fn check_kind(&self, table: &str) -> Result<(), Fault> {
+        let Some((kind, engine)) = &self.table else { return Ok(()) };
+        if kind != "BASE TABLE" {
+            return Err(not_ordinary(table, kind));
+        }
+        if !engine.eq_ignore_ascii_case("InnoDB") {
+            return refused(
+                format!("the table {table:?} has the engine {engine}, which has no transactions"),
+                format!("ALTER TABLE `{table}` ENGINE=InnoDB"),
+            );
+        }
+        if !self.is_unique {
+            return refused(
+                format!("the table {table:?} has no unique index on the column `name` alone"),
+                self.remedy(table),
+            );
+        }
+        Ok(())
     }
-    if !engine.eq_ignore_ascii_case("InnoDB") {
-        return refused(
-            format!("the table {table:?} has the engine {engine}, which has no transactions"),
-            format!("ALTER TABLE `{table}` ENGINE=InnoDB"),
-        );
+
+    fn columns(&self) -> &HashMap<String, String> {
+        &self.columns
     }
-    let (missing, wrong) = info.flaws();
-    if !wrong.is_empty() || !info.is_unique {
-        let what = match info.is_unique {
-            true => format!("has columns of other types: {}", wrong.join(", ")),
-            false => "has no unique index on the column `name` alone".to_owned(),
-        };
-        return refused(
-            format!("the table {table:?} {what}"),
-            format!(
-                "while no lock is held, change it with ALTER TABLE to what `leasehold init` creates; it has bytes, so that \
-                 names differ by case and accents, and times without a time zone: {}",
-                create(table)
-            ),
-        );
+
+    /// A change of the line must not change a time.
+    fn fits(is: &str, needs: &str) -> bool {
+        is.starts_with(needs) && !is.contains("on update")
     }
-    if missing.is_empty() {
-        return Ok(());
+
+    fn remedy(&self, table: &str) -> String {
+        format!(
+            "while no lock is held, change it with ALTER TABLE to what `leasehold init` creates; it has bytes, so that \
+             names differ by case and accents, and times without a time zone: {}",
+            Self::create(&quoted(table))
+        )
     }
-    Err(lacks_columns(table, &missing.join(", ")))
 }
 
 #[cfg(test)]
@@ -236,6 +244,10 @@ pub(super) mod tests {
         info
     }
 
+    fn check(info: &ServerInfo) -> Result<(), Fault> {
+        info.check_server("h").and_then(|()| info.check_table("t"))
+    }
+
     #[test]
     fn unsuitable_servers_and_tables_are_refused() {
         let column = |name: &str, kind: Option<&str>| {
@@ -253,7 +265,7 @@ pub(super) mod tests {
             with(&[group, ("group_replication_single_primary_mode", "ON")]),
             with(&[("group_replication_group_name", ""), ("group_replication_single_primary_mode", "OFF")]),
         ] {
-            check(&fine, "h", "t").unwrap();
+            check(&fine).unwrap();
         }
         for (flaw, named) in [
             (with(&[("read_only", "ON")]), "not the primary"),
@@ -273,7 +285,7 @@ pub(super) mod tests {
             (column("lock_until", Some("datetime(3)")), "datetime(3)"),
             (column("lock_until", Some("datetime(6) on update current_timestamp(6)")), "on update"),
         ] {
-            let fault = check(&flaw, "h", "t").unwrap_err();
+            let fault = check(&flaw).unwrap_err();
             assert!(fault.message.contains(named) && fault.help.is_some(), "{fault:?}");
         }
     }

@@ -8,13 +8,11 @@ use std::time::Duration;
 
 use crate::clock::micros;
 use crate::lease::Token;
-use crate::protocol::record::Record;
 use crate::protocol::records::Change;
 use crate::protocol::rules::recorded;
 use crate::register::Version;
-use crate::stores::columns::Columns;
 use crate::stores::rows::{EPOCH, EPOCH_BY, OURS, is_ours, locked_by, number};
-use crate::types::LockName;
+use crate::stores::table::Writing;
 
 /// The server's clock in microseconds since the Unix epoch, read again after a wait for a row. It does not depend on the
 /// session's time zone.
@@ -51,20 +49,6 @@ pub(super) const COLUMNS: &[(&str, &str, &str)] = &[
     ("line", "longblob", ""),
     ("line_last", "bigint", ""),
 ];
-
-/// Returns the statement that creates the table.
-pub(super) fn create(table: &str) -> String {
-    let columns: Vec<_> = COLUMNS.iter().map(|(name, kind, rest)| format!("`{name}` {kind}{rest}")).collect();
-    format!("CREATE TABLE IF NOT EXISTS {} ({}) ENGINE=InnoDB", quoted(table), columns.join(", "))
-}
-
-/// Returns the statement that adds the columns that the table lacks.
-pub(super) fn extend(table: &str, missing: &[&str]) -> String {
-    let missing = COLUMNS.iter().filter(|(name, ..)| missing.contains(name));
-    let added: Vec<_> =
-        missing.map(|(name, kind, rest)| format!("ADD COLUMN `{name}` {kind}{rest}")).collect();
-    format!("ALTER TABLE {} {}", quoted(table), added.join(", "))
-}
 
 /// Returns `text` as a literal.
 pub(super) fn literal(text: &str) -> String {
@@ -109,20 +93,6 @@ pub(super) fn read(table: &str, name: &str, guard: &str) -> String {
     )
 }
 
-/// A write of a record.
-pub(super) struct Writing {
-    pub(super) change: Change,
-    /// For a grant over any free record: how many tokens it takes.
-    pub(super) tokens: Option<u64>,
-    pub(super) name: LockName,
-    /// `None` for a grant over any free record, and to create the row.
-    pub(super) expect: Option<Version>,
-    pub(super) record: Record,
-    pub(super) columns: Columns,
-    /// For how long the record that was read keeps others out.
-    pub(super) prolongs: Duration,
-}
-
 /// Returns the statement that writes a record, without the read that follows. Nothing is granted or renewed from
 /// `too_late_us` on, when the caller no longer waits for the response.
 ///
@@ -132,11 +102,12 @@ pub(super) struct Writing {
 /// The version shows that the row is as it was read. In addition, a grant requires that no other client has the lock. A
 /// renewal requires that the lease has not ended. Otherwise a renewal that arrives late would take back a lock that the
 /// holder no longer uses.
-pub(super) fn write(table: &str, guard: &str, writing: &Writing, kept: Duration, too_late_us: i64) -> String {
-    let Writing { change, tokens, name, expect, record, columns, prolongs } = writing;
+pub(super) fn write(table: &str, guard: &str, writing: &Writing, too_late_us: i64) -> String {
+    let Writing { change, over, name, expect, record, columns, kept, prolongs, .. } = writing;
+    let tokens = over.map(|over| over.tokens);
     let grants = *change == Change::Grant;
     let by = locked_by(record.grant);
-    let until = time(&format!("{NOW_US} + {}", number(micros(kept))));
+    let until = time(&format!("{NOW_US} + {}", number(micros(*kept))));
     let size = recorded(record.size).map_or("NULL".to_owned(), |size| size.to_string());
     let token = match tokens {
         Some(tokens) => format!("GREATEST(l.token + {tokens}, {NOW_US})"),

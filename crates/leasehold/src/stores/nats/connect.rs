@@ -8,34 +8,17 @@ use super::bucket::{self, Bucket};
 use super::config::{Location, Login};
 use super::errors::{self, Refusal};
 use super::link::{Events, Link};
+use super::links::Links;
 use crate::clock::timeout;
-use crate::env::Env;
 use crate::error::{Error, Fault, StoreError};
 use crate::stores::hosts::{CONNECT_LIMIT, Host, first_of};
-use crate::stores::password::Accepted;
 use crate::stores::tls::{blocking, client_config};
+use crate::url::unreadable_file;
 
-/// How to connect to the servers.
-#[derive(Clone, Debug)]
-pub(super) struct Connector {
-    pub(super) location: Location,
-    accepted: Accepted,
-}
-
-impl Connector {
-    /// Prepares connections to the servers at `location`. Blocks, because it reads the files, so that one that cannot
-    /// be read is an error before anything is locked.
-    ///
-    /// # Errors
-    /// Invalid for a login or a TLS file that cannot be read.
-    pub(super) fn to(location: Location) -> Result<Self, Error> {
-        options(&location)?;
-        Ok(Self { location, accepted: Accepted::default() })
-    }
-
+impl Links {
     /// Connects to the first server that describes the bucket in time. Returns the description too. A server that is
     /// cut off from its cluster accepts connections, but does not respond, or knows no leader.
-    pub(super) async fn connect(&self, env: &Env) -> Result<(Link, Result<Bucket, Refusal>), StoreError> {
+    pub(super) async fn connect(&self) -> Result<(Link, Result<Bucket, Refusal>), StoreError> {
         let connect = |host| async move {
             let connecting = async {
                 let mut link = self.connect_to(host).await?;
@@ -43,7 +26,7 @@ impl Connector {
                 link.copies = answer.as_ref().ok().and_then(Bucket::copies);
                 Ok((link, answer))
             };
-            let connected = timeout(&*env.clock, CONNECT_LIMIT, connecting).await;
+            let connected = timeout(&*self.env.clock, CONNECT_LIMIT, connecting).await;
             let connected = connected.unwrap_or_else(|| Err(no_response(host)));
             connected.inspect(|_| self.accepted.note()).map_err(|error| self.accepted.judge(error))
         };
@@ -74,10 +57,13 @@ fn no_response(host: &Host) -> StoreError {
 
 /// Returns the options of the client. Reads the files. Blocks.
 ///
+/// # Errors
+/// Invalid for a login or a TLS file that cannot be read.
+///
 /// The client must not keep requests while it is not connected, and send them later: after a loss, the store opens
 /// another connection with another client. The client cannot be told to give up at once, so it tries once to connect
 /// again. What it then sends has expectations, like every write, and its result counts as unknown.
-fn options(location: &Location) -> Result<ConnectOptions, Error> {
+pub(super) fn options(location: &Location) -> Result<ConnectOptions, Error> {
     let tls = location.tls.clone();
     let is_required = tls.is_some();
     let options = ConnectOptions::new()
@@ -92,10 +78,7 @@ fn options(location: &Location) -> Result<ConnectOptions, Error> {
         // Also for a server that demands TLS, although the store URL does not.
         .tls_client_config(client_config(&tls.unwrap_or_default(), "NATS")?);
     let read = |option: &str, file: &str, what: &str| {
-        std::fs::read_to_string(file).map_err(|error| {
-            Error::invalid(format!("the option `{option}` names {file:?}, which cannot be read: {error}"))
-                .with_help(format!("it is the path of a file with {what}"))
-        })
+        std::fs::read_to_string(file).map_err(|error| unreadable_file(option, file, what, &error))
     };
     Ok(match &location.login {
         Login::None => options,
@@ -107,17 +90,18 @@ fn options(location: &Location) -> Result<ConnectOptions, Error> {
             }
         }
         Login::Credentials(file) => {
-            let text = read("creds_file", file, "a JWT and the seed of its nkey, as nsc writes it")?;
+            const WHAT: &str = "a file with a JWT and the seed of its nkey, as nsc writes it";
+            let text = read("creds_file", file, WHAT)?;
             // The parser's error could contain a part of the file.
             options.credentials(&text).map_err(|_| {
                 Error::invalid(format!(
                     "the option `creds_file` names {file:?}, which is not a credentials file"
                 ))
-                .with_help("it is the path of a file with a JWT and the seed of its nkey, as nsc writes it")
+                .with_help(format!("it is the path of {WHAT}"))
             })?
         }
         Login::Nkey(file) => {
-            options.nkey(read("nkey_file", file, "the seed of an nkey")?.trim_end().to_owned())
+            options.nkey(read("nkey_file", file, "a file with the seed of an nkey")?.trim_end().to_owned())
         }
     })
 }

@@ -20,8 +20,8 @@ impl Bucketed {
         let least_permissions = least_permissions(&self.keys);
         let mut examined = Examined { least_permissions, ..Examined::default() };
         let asked = self.worker.run(|links| async move {
-            let (link, bucket) = links.connector.connect(&links.env).await?;
-            let keys = &links.connector.location.keys;
+            let (link, bucket) = links.connect().await?;
+            let keys = &links.location.keys;
             let bucket = bucket.map_err(|refusal| refusal.error(&keys.bucket))?;
             Ok((bucket, notifications(&link, keys).await))
         });
@@ -93,8 +93,8 @@ fn least_permissions(keys: &Keys) -> Vec<String> {
 impl Links {
     /// Creates the bucket if it does not exist.
     pub(super) async fn init(&self) -> Result<(), StoreError> {
-        let keys = &self.connector.location.keys;
-        let (link, mut found) = self.connector.connect(&self.env).await?;
+        let keys = &self.location.keys;
+        let (link, mut found) = self.connect().await?;
         let budget = RetryBudget::of_question(&self.env);
         // No revision of the bucket repeats one of an earlier bucket of this name: a holder could otherwise renew over
         // the grant of another client. A bucket gets less than a million writes in each second.

@@ -9,13 +9,14 @@ use bytes::Bytes;
 use futures_util::stream::BoxStream;
 
 use super::bucket::{self, Bucket};
-use super::connect::Connector;
+use super::config::Location;
 use super::errors::Refusal;
 use super::link::Link;
 use crate::clock::{Moment, StoreClock, timeout};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
 use crate::stores::on_demand::OnDemand;
+use crate::stores::password::Accepted;
 
 /// How long a reading of the server's clock is used. Then the next request asks for another one.
 const CLOCK_USED: Duration = Duration::from_secs(10);
@@ -26,7 +27,8 @@ const CLOCK_LIMIT: Duration = Duration::from_millis(500);
 /// The connection of a store.
 #[derive(Debug)]
 pub(super) struct Links {
-    pub(super) connector: Connector,
+    pub(super) location: Location,
+    pub(super) accepted: Accepted,
     pub(super) env: Env,
     /// The clock of the stream's leader.
     pub(super) clock: StoreClock,
@@ -34,18 +36,19 @@ pub(super) struct Links {
 }
 
 impl Links {
-    pub(super) fn new(connector: Connector, env: Env) -> Self {
-        Self { connector, clock: StoreClock::default(), current: OnDemand::new(env.clone()), env }
+    pub(super) fn new(location: Location, env: Env) -> Self {
+        let (accepted, clock) = Default::default();
+        Self { location, accepted, clock, current: OnDemand::new(env.clone()), env }
     }
 
     async fn link(self: &Arc<Self>) -> Result<Arc<Link>, StoreError> {
         let links = self.clone();
-        self.current.get(async move { links.connect().await }, || {}).await
+        self.current.get(async move { links.open().await }, || {}).await
     }
 
-    async fn connect(&self) -> Result<Link, StoreError> {
+    async fn open(&self) -> Result<Link, StoreError> {
         let sent = self.env.now();
-        let (link, bucket) = self.connector.connect(&self.env).await?;
+        let (link, bucket) = self.connect().await?;
         self.note(bucket, sent)?;
         *link.asked() = Some(sent);
         Ok(link)
@@ -53,7 +56,7 @@ impl Links {
 
     /// Notes the time in a response about the bucket, and checks the settings.
     fn note(&self, bucket: Result<Bucket, Refusal>, sent: Moment) -> Result<(), StoreError> {
-        let keys = &self.connector.location.keys;
+        let keys = &self.location.keys;
         let bucket = bucket.map_err(|refusal| refusal.error(&keys.bucket))?;
         if let Some(us) = bucket.time_us() {
             self.clock.observe_us(us, sent, self.env.now());
@@ -75,7 +78,7 @@ impl Links {
         }
         let (links, link) = (self.clone(), link.clone());
         tokio::spawn(async move {
-            let asking = bucket::ask(&link, &links.connector.location.keys);
+            let asking = bucket::ask(&link, &links.location.keys);
             let asked = timeout(&*links.env.clock, CLOCK_LIMIT, asking).await;
             if asked.is_some_and(|asked| asked.and_then(|bucket| links.note(bucket, sent)).is_err()) {
                 links.current.give_up(&link);

@@ -3,25 +3,15 @@
 use tokio_postgres::Error;
 use tokio_postgres::error::{DbError, Severity, SqlState};
 
-use super::config::Table;
+use super::POSTGRES;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::printable;
-use crate::stores::certificates;
-use crate::stores::database::innermost;
-use crate::stores::hosts::MAX_SHOWN;
-use crate::stores::table::Effect;
+use crate::stores::hosts::Host;
+use crate::stores::table::{Effect, FULL, Meaning};
 
 /// Returns the error of a statement that was sent.
-pub(super) fn of_statement(error: &Error, effect: Effect, table: &Table) -> StoreError {
-    let Some(answer) = error.as_db_error() else {
-        // The connection broke. The statement may still be running.
-        let fault =
-            Fault::unavailable(format!("the connection to PostgreSQL was lost: {}", innermost(error)));
-        return match effect {
-            Effect::None => fault.not_applied(),
-            Effect::Writes => fault.maybe_applied(),
-        };
-    };
+pub(super) fn of_statement(error: &Error, effect: Effect, table: &str) -> StoreError {
+    // If the connection broke, the statement may still be running.
+    let Some(answer) = error.as_db_error() else { return POSTGRES.lost(error, effect) };
     let fault = fault(answer, table);
     if effect == Effect::Writes && may_be_applied(answer) {
         fault.maybe_applied()
@@ -41,143 +31,92 @@ fn may_be_applied(answer: &DbError) -> bool {
 }
 
 /// Returns the error of a connection that could not be opened. No statement was sent.
-pub(super) fn of_connection(error: &Error, host: &str, is_tls: bool, table: &Table) -> Fault {
-    if let Some(answer) = error.as_db_error() {
-        let mut fault = fault(answer, table);
-        fault.message = format!("{host}: {}", fault.message);
-        return fault;
-    }
-    let why = innermost(error);
-    let message = format!("no connection to PostgreSQL at {host}: {why}");
-    match connection_help(&why, is_tls) {
-        Some((kind, help)) => Fault::new(kind, message).with_help(help),
-        None => Fault::unavailable(message),
-    }
-}
-
-/// Returns the kind and the help of a connection error that has a known cause. Settings of the store URL that do not
-/// suit the server are not transient errors.
-fn connection_help(why: &str, is_tls: bool) -> Option<(ErrorKind, &'static str)> {
-    if let Some(help) = certificates::help(why).filter(|_| is_tls) {
-        return Some((ErrorKind::Invalid, help));
-    }
-    let says = |words: &[&str]| words.iter().any(|word| why.contains(word));
-    Some(match is_tls {
-        _ if says(&["password missing"]) => (
+pub(super) fn of_connection(error: &Error, host: &Host, is_tls: bool, table: &str) -> Fault {
+    const KNOWN: [(&str, ErrorKind, &str); 2] = [
+        (
+            "password missing",
             ErrorKind::Denied,
             "the server requires a password: add password_file=/PATH or password_env=NAME to the store URL, or set PGPASSWORD",
         ),
-        true if says(&["server does not support TLS"]) => (
+        (
+            "server does not support TLS",
             ErrorKind::Invalid,
             "the server has no TLS (ssl=off): turn it on; in a network that you trust, add tls=off&plaintext=on",
         ),
-        _ if says(&["Connection refused"]) => {
-            (ErrorKind::Unavailable, "is the server running, and are the host and port right?")
-        }
-        _ => return None,
-    })
+    ];
+    let reported = error.as_db_error().map(|answer| fault(answer, table));
+    POSTGRES.no_connection(error, reported, (host, is_tls), &KNOWN)
 }
 
-/// Returns the fault for an error response of the server.
-fn fault(answer: &DbError, table: &Table) -> Fault {
-    let code = answer.code();
-    let (name, said) = (&table.name, printable(answer.message(), MAX_SHOWN));
-    let (kind, help) = match code.code() {
+fn fault(answer: &DbError, table: &str) -> Fault {
+    let (code, said) = (answer.code().code(), answer.message());
+    POSTGRES.reported((said, code), meaning(code, said), table)
+}
+
+/// Returns the meaning of an error. `None` for transaction conflicts, timeouts, exhausted resources and restarts.
+fn meaning(code: &str, said: &str) -> Option<Meaning> {
+    Some(match code {
         "42P01" | "3F000" => (
             ErrorKind::Invalid,
-            format!(
-                "create the table {name:?} with `leasehold init`, or name another one with table=NAME in the store \
-                 URL"
-            ),
+            "create the table {table} with `leasehold init`, or name another one with table=NAME in the store URL",
         ),
         "42703" => (
             ErrorKind::Invalid,
-            format!(
-                "the table {name:?} lacks columns that leasehold needs: `leasehold init` adds them, and other clients of the table ignore them"
-            ),
+            "the table {table} lacks columns that leasehold needs: `leasehold init` adds them, and other clients of the \
+             table ignore them",
         ),
         "42P10" => (
             ErrorKind::Unsupported,
-            format!("the column `name` of the table {name:?} needs a primary key or a unique index"),
+            "the column `name` of the table {table} needs a primary key or a unique index",
         ),
         "42501" => (
             ErrorKind::Denied,
-            format!(
-                "the user needs SELECT, INSERT, UPDATE and DELETE on the table {name:?} and USAGE on its schema; \
-                 `leasehold init` needs CREATE on the schema, or must own the table"
-            ),
+            "the user needs SELECT, INSERT, UPDATE and DELETE on the table {table} and USAGE on its schema; `leasehold \
+             init` needs CREATE on the schema, or must own the table",
         ),
         "22008" => (
             ErrorKind::Invalid,
-            "the cooldown, or the lease, ends later than PostgreSQL's timestamps reach: use a shorter one".to_owned(),
+            "the cooldown, or the lease, ends later than PostgreSQL's timestamps reach: use a shorter one",
         ),
         "42804" | "42883" | "42846" | "22003" => (
             ErrorKind::Unsupported,
-            format!(
-                "columns of the table {name:?} have other types than leasehold needs: `leasehold doctor` names them"
-            ),
+            "columns of the table {table} have other types than leasehold needs: `leasehold doctor` names them",
         ),
         "28000" if said.contains("no encryption") => (
             ErrorKind::Denied,
-            "if the server accepts only TLS connections: leave out tls=off of the store URL (or check \
-             pg_hba.conf on the server)"
-                .to_owned(),
+            "if the server accepts only TLS connections: leave out tls=off of the store URL (or check pg_hba.conf on the \
+             server)",
         ),
         "28000" | "28P01" => {
-            (ErrorKind::Denied, "check the user and the password, and pg_hba.conf on the server".to_owned())
+            (ErrorKind::Denied, "check the user and the password, and pg_hba.conf on the server")
         }
-        "3D000" => (ErrorKind::Invalid, "the path of the store URL is the name of the database".to_owned()),
-        "25006" => return not_primary(&said),
+        "3D000" => (ErrorKind::Invalid, "the path of the store URL is the name of the database"),
+        // Another server has become the primary.
+        "25006" => (ErrorKind::Unavailable, POSTGRES.not_primary),
         "22001" => (
             ErrorKind::Invalid,
-            format!(
-                "a column of the table {name:?} is too short for the value: ALTER TABLE ... ALTER COLUMN name TYPE text"
-            ),
+            "a column of the table {table} is too short for the value: ALTER TABLE ... ALTER COLUMN name TYPE text",
         ),
-        "53300" => return full(format!("PostgreSQL reports: {said} ({})", code.code())),
-        "08P01" if ["no more connections", "too many"].iter().any(|words| said.contains(words)) => {
-            return full(format!("pgbouncer reports: {said} ({})", code.code()));
-        }
+        "53300" => FULL,
+        // Of pgbouncer.
+        "08P01" if ["no more connections", "too many"].iter().any(|words| said.contains(words)) => FULL,
         "08P01" if said.contains("startup parameter") => {
-            (ErrorKind::Unsupported, "a pooler responded, and not the server itself".to_owned())
+            (ErrorKind::Unsupported, "a pooler responded, and not the server itself")
         }
         "22021" | "22P05" => (
             ErrorKind::Invalid,
-            "the encoding of the database lacks a character of the lock's name or holder: use a database with UTF8".to_owned(),
+            "the encoding of the database lacks a character of the lock's name or holder: use a database with UTF8",
         ),
-        _ => match code.code().get(..2) {
-            Some("22") => (
-                ErrorKind::Corrupt,
-                format!(
-                    "a row of the table {name:?} was edited by hand: delete it while the lock is free; tokens keep rising"
-                ),
-            ),
-            Some("23" | "42" | "0A") => (
-                ErrorKind::Unsupported,
-                format!(
-                    "the table {name:?} differs from the one that `leasehold init` creates: `leasehold doctor` \
-                     shows the details"
-                ),
-            ),
-            // Transaction conflicts, timeouts, exhausted resources, restarts.
-            _ => return Fault::unavailable(format!("PostgreSQL reports: {said} ({})", code.code())),
-        },
-    };
-    Fault::new(kind, format!("PostgreSQL reports: {said} ({})", code.code())).with_help(help)
-}
-
-/// Returns the error of a server or a pooler that accepts no more connections.
-fn full(message: String) -> Fault {
-    Fault::full(message).with_help(
-        "a process that waits for locks or holds them needs one connection: raise max_connections, or the limit of the user, \
-         the database or the pooler",
-    )
-}
-
-/// Returns a transient error, because clients also see it during a failover.
-pub(super) fn not_primary(what: &str) -> Fault {
-    Fault::unavailable(format!("the PostgreSQL server is not the primary: {what}"))
-        .with_help("name the primary in the store URL, or all servers: postgres://user@host1,host2/database")
+        _ if code.starts_with("22") => (
+            ErrorKind::Corrupt,
+            "a row of the table {table} was edited by hand: delete it while the lock is free; tokens keep rising",
+        ),
+        _ if ["23", "42", "0A"].iter().any(|class| code.starts_with(class)) => (
+            ErrorKind::Unsupported,
+            "the table {table} differs from the one that `leasehold init` creates: `leasehold doctor` shows the details",
+        ),
+        _ => return None,
+    })
 }
 
 /// Returns whether `notice` reports a commit that did not wait for the standbys. A failover may lose such a commit,

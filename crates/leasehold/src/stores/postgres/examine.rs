@@ -1,21 +1,20 @@
 //! The doctor's checks of the server, the table and the permissions.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio_postgres::Row;
+use async_trait::async_trait;
 
-use super::config::Table;
-use super::connect::Link;
 use super::errors;
 use super::row::{cell, only};
-use super::schema::{Flaws, flaws, wrong_types};
-use super::server::{self, ServerInfo};
-use super::statements::{Parameter, text};
-use super::store::PostgresStore;
+use super::server::ServerInfo;
+use super::session::Session;
+use super::sql::quoted;
+use super::statements::text;
+use super::store::PostgresTable;
 use crate::diagnosis::{Examined, Finding};
 use crate::error::StoreError;
-use crate::retry::RetryBudget;
-use crate::stores::table::{self, Effect};
+use crate::stores::table::{self, Checks, Effect, Table};
 
 /// Reads the server's settings.
 pub(super) const SETTINGS: &str =
@@ -28,10 +27,8 @@ pub(super) const SETTINGS: &str =
 
 /// Reads the properties of the table $1.
 pub(super) const TABLE: &str = "SELECT
-    pg_catalog.has_table_privilege(c.oid, 'SELECT') AS may_select,
-    pg_catalog.has_table_privilege(c.oid, 'INSERT') AS may_insert,
-    pg_catalog.has_table_privilege(c.oid, 'UPDATE') AS may_update,
-    pg_catalog.has_table_privilege(c.oid, 'DELETE') AS may_delete,
+    (SELECT pg_catalog.string_agg(p.name, ' ') FROM (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) AS p (name)
+        WHERE NOT pg_catalog.has_table_privilege(c.oid, p.name)) AS lacks,
     pg_catalog.row_security_active(c.oid) AS has_row_security,
     EXISTS (SELECT FROM pg_catalog.pg_policy AS p WHERE p.polrelid OPERATOR(pg_catalog.=) c.oid) AS has_policies,
     EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid OPERATOR(pg_catalog.=) c.oid
@@ -45,39 +42,35 @@ pub(super) const TABLE: &str = "SELECT
             AND a.attname OPERATOR(pg_catalog.=) 'name') AS is_unique
     FROM pg_catalog.pg_class AS c WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1)";
 
-impl PostgresStore {
-    pub(super) async fn examined(&self) -> Examined {
-        let least_permissions = table::least_permissions(&self.sessions.table().sql);
-        let mut examined = Examined { least_permissions, ..Examined::default() };
-        let budget = RetryBudget::of_question(&self.env);
-        if let Err(error) = budget.request(self.look_at_all(&mut examined)).await {
-            examined.push(Finding::stopped("server", &error));
-        }
-        examined
-    }
-
-    async fn look_at_all(&self, examined: &mut Examined) -> Result<(), StoreError> {
-        let table = self.sessions.table();
-        let (link, info) = self.sessions.any().await?;
-        examined.push(primary(&info, &link.host));
-        examined.push(suits(&info, &link.host, table, &flaws(&link, table).await?));
-        let settings = asked(&link, SETTINGS, &[], table).await?;
+#[async_trait]
+impl Checks for PostgresTable {
+    async fn examine(
+        self: &Arc<Self>,
+        session: &mut Session,
+        _: &ServerInfo,
+        examined: &mut Examined,
+    ) -> Result<(), StoreError> {
+        let table = self.table();
+        let of_statement = |error| errors::of_statement(&error, Effect::None, table);
+        let settings = session.ask(SETTINGS, &[]).await.map_err(of_statement)?;
         let settings = only(&settings)?;
         examined.push(durability(cell(settings, "has_fsync")?, cell(settings, "has_full_pages")?));
         examined.push(failover(
             cell(settings, "synchronous")?,
             cell(settings, "standbys")?,
             cell(settings, "behind")?,
-            self.sessions.failover_grace(),
+            self.connections().database.failover_grace,
         ));
-        let about = asked(&link, TABLE, &[text(&table.sql)], table).await?;
+        let about = session.ask(TABLE, &[text(&self.sql())]).await.map_err(of_statement)?;
         if let Some(row) = about.first() {
-            examined.push(permissions(row)?);
+            let lacks: Option<&str> = cell(row, "lacks")?;
+            let lacks: Vec<_> = lacks.unwrap_or_default().split_whitespace().collect();
+            examined.push(table::permissions("permission-table", &lacks));
             examined.push(key(cell(row, "is_unique")?, table));
             examined.push(row_security(cell(row, "has_row_security")?, cell(row, "has_policies")?, table));
             if cell(row, "has_triggers")? {
                 examined.push(
-                    Finding::warning("triggers", format!("the table {:?} has triggers", table.name))
+                    Finding::warning("triggers", format!("the table {table:?} has triggers"))
                         .with_help(
                             "they run in the transaction of each grant; leasehold cannot check what they do to the rows or how long they take",
                         ),
@@ -87,46 +80,15 @@ impl PostgresStore {
                 examined.push(
                     Finding::warning(
                         "subscription",
-                        format!("a subscription of logical replication writes to the table {:?}", table.name),
+                        format!("a subscription of logical replication writes to the table {table:?}"),
                     )
                     .with_help("drop it before clients use this server: it overwrites the rows of grants, and then two processes hold one lock"),
                 );
             }
         }
-        examined.push(self.listener.examined().await);
+        examined.push(self.notifications().await);
         Ok(())
     }
-}
-
-async fn asked(
-    link: &Link,
-    sql: &str,
-    parameters: &[Parameter<'_>],
-    table: &Table,
-) -> Result<Vec<Row>, StoreError> {
-    let rows = link.client.query_typed(sql, parameters).await;
-    rows.map_err(|error| errors::of_statement(&error, Effect::None, table))
-}
-
-fn primary(info: &ServerInfo, host: &str) -> Finding {
-    const CHECK: &str = "primary";
-    let seen = || format!("{host} is a primary, version {}", info.version / 10_000);
-    Finding::required(CHECK, server::check_server(info, host).map(|()| seen()))
-}
-
-fn suits(info: &ServerInfo, host: &str, table: &Table, flaws: &Flaws) -> Finding {
-    const CHECK: &str = "table";
-    let name = &table.name;
-    if info.kind.is_none() {
-        return table::no_table(CHECK, name);
-    }
-    // The check `primary` reports a server that is not the primary.
-    let on_primary = ServerInfo { is_standby: false, is_read_only: false, ..info.clone() };
-    let suits = server::check(&on_primary, host, table).and_then(|()| match flaws.wrong.is_empty() {
-        true => Ok(format!("{name:?} survives a crash and has the columns and types of leasehold")),
-        false => Err(wrong_types(&flaws.wrong, table)),
-    });
-    Finding::required(CHECK, suits)
 }
 
 fn durability(has_fsync: bool, has_full_pages: bool) -> Finding {
@@ -188,33 +150,18 @@ fn failover(synchronous: &str, standbys: i64, behind: i64, grace: Duration) -> F
         .with_help("or protect the resource with fencing tokens, in a store that survives the promotion")
 }
 
-fn permissions(row: &Row) -> Result<Finding, StoreError> {
-    let mut lacks = Vec::new();
-    for (name, may) in [
-        ("SELECT", "may_select"),
-        ("INSERT", "may_insert"),
-        ("UPDATE", "may_update"),
-        ("DELETE", "may_delete"),
-    ] {
-        if !cell::<bool>(row, may)? {
-            lacks.push(name);
-        }
-    }
-    Ok(table::permissions("permission-table", &lacks))
-}
-
-fn key(is_unique: bool, table: &Table) -> Finding {
+fn key(is_unique: bool, table: &str) -> Finding {
     const CHECK: &str = "unique-names";
     if is_unique {
         return Finding::passed(CHECK, "a lock has one row");
     }
-    Finding::failed(CHECK, format!("the column `name` of the table {:?} has no unique index", table.name))
-        .with_help(format!("ALTER TABLE {} ADD PRIMARY KEY (name)", table.sql))
+    Finding::failed(CHECK, format!("the column `name` of the table {:?} has no unique index", table))
+        .with_help(format!("ALTER TABLE {} ADD PRIMARY KEY (name)", quoted(table)))
 }
 
-fn row_security(is_active: bool, has_policies: bool, table: &Table) -> Finding {
+fn row_security(is_active: bool, has_policies: bool, table: &str) -> Finding {
     const CHECK: &str = "row-security";
-    let off = format!("ALTER TABLE {} DISABLE ROW LEVEL SECURITY", table.sql);
+    let off = format!("ALTER TABLE {} DISABLE ROW LEVEL SECURITY", quoted(table));
     match (is_active, has_policies) {
         (false, _) => Finding::passed(CHECK, "every row is visible to the user"),
         (true, false) => Finding::failed(
@@ -232,6 +179,7 @@ fn row_security(is_active: bool, has_policies: bool, table: &Table) -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use super::super::server::tests::{good, with};
     use super::*;
     use crate::diagnosis::CheckStatus;
 
@@ -249,27 +197,15 @@ mod tests {
         assert_eq!(verdict(failover("FIRST 2 (a, b)", 2, 0, none)), CheckStatus::Passed);
         assert_eq!(verdict(failover("ANY 1 (a, b)", 2, 2, none)), CheckStatus::Warning);
         assert_eq!(verdict(failover("ANY 1 (a, b)", 2, 2, grace)), CheckStatus::Passed);
-        let table = Table { name: "t".into(), sql: "\"t\"".into() };
-        assert_eq!(verdict(row_security(false, false, &table)), CheckStatus::Passed);
-        assert_eq!(verdict(row_security(true, false, &table)), CheckStatus::Failed);
-        assert_eq!(verdict(row_security(true, true, &table)), CheckStatus::Warning);
-        assert_eq!(verdict(key(false, &table)), CheckStatus::Failed);
-        let info = ServerInfo {
-            version: 150_000,
-            kind: Some("r".into()),
-            persistence: Some("p".into()),
-            ..ServerInfo::default()
-        };
-        let no_flaws = Flaws::default();
-        let lacking = ServerInfo { missing: Some("token".into()), ..info.clone() };
-        let wrong = Flaws { wrong: vec!["token integer".into()], ..Flaws::default() };
-        assert_eq!(verdict(suits(&info, "h", &table, &no_flaws)), CheckStatus::Passed);
-        assert_eq!(verdict(suits(&info, "h", &table, &wrong)), CheckStatus::Failed);
-        assert_eq!(verdict(suits(&lacking, "h", &table, &no_flaws)), CheckStatus::Failed);
-        let standby = ServerInfo { is_standby: true, ..info.clone() };
-        assert_eq!(verdict(suits(&standby, "h", &table, &no_flaws)), CheckStatus::Passed);
-        assert_eq!(verdict(primary(&standby, "h")), CheckStatus::Failed);
-        assert_eq!(verdict(primary(&info, "h")), CheckStatus::Passed);
-        assert_eq!(verdict(suits(&ServerInfo::default(), "h", &table, &no_flaws)), CheckStatus::Failed);
+        assert_eq!(verdict(row_security(false, false, "t")), CheckStatus::Passed);
+        assert_eq!(verdict(row_security(true, false, "t")), CheckStatus::Failed);
+        assert_eq!(verdict(row_security(true, true, "t")), CheckStatus::Warning);
+        assert_eq!(verdict(key(false, "t")), CheckStatus::Failed);
+        let suits = |info: &ServerInfo| table::suits(info, "t", "").verdict;
+        assert_eq!(suits(&good()), CheckStatus::Passed);
+        assert_eq!(suits(&with("token", Some("int4"))), CheckStatus::Failed);
+        assert_eq!(suits(&with("token", None)), CheckStatus::Failed);
+        assert_eq!(suits(&ServerInfo { is_standby: true, ..good() }), CheckStatus::Passed);
+        assert_eq!(suits(&ServerInfo::default()), CheckStatus::Failed);
     }
 }

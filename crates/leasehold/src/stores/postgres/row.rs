@@ -3,7 +3,8 @@
 use tokio_postgres::Row;
 use tokio_postgres::types::FromSql;
 
-use crate::error::{ErrorKind, Fault, StoreError};
+use super::POSTGRES;
+use crate::error::StoreError;
 use crate::stores::rows::Cells;
 
 /// Returns the columns of `row`.
@@ -26,14 +27,9 @@ pub(super) fn cells(row: &Row) -> Result<Cells, StoreError> {
 
 /// Returns the row of a statement that always returns one.
 pub(super) fn only(rows: &[Row]) -> Result<&Row, StoreError> {
-    rows.first().ok_or_else(|| unreadable(&"it has no row"))
+    rows.first().ok_or_else(|| POSTGRES.unreadable(&"it has no row"))
 }
 
 pub(super) fn cell<'a, T: FromSql<'a>>(row: &'a Row, column: &str) -> Result<T, StoreError> {
-    row.try_get(column).map_err(|error| unreadable(&error))
-}
-
-/// Returns the error for a result of an unexpected form. The statement may have taken effect.
-pub(super) fn unreadable(why: &dyn std::fmt::Display) -> StoreError {
-    Fault::new(ErrorKind::Corrupt, format!("PostgreSQL's response cannot be read: {why}")).maybe_applied()
+    row.try_get(column).map_err(|error| POSTGRES.unreadable(&error))
 }

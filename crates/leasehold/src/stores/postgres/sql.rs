@@ -29,19 +29,33 @@ pub(super) const AT: &str = "OPERATOR(pg_catalog.#>)";
 /// Whether a JSON value contains another.
 pub(super) const CONTAINS: &str = "OPERATOR(pg_catalog.@>)";
 
-/// The columns that only leasehold uses.
-pub(super) const OWN_COLUMNS: &[(&str, &str)] = &[
-    ("version", "text"),
-    ("token", "int8"),
-    ("prev_token", "int8"),
-    ("served", "int8"),
-    ("size", "int8"),
-    ("written_us", "int8"),
-    ("is_open", "bool"),
-    ("record", "json"),
-    ("history", "json"),
-    ("line", "jsonb"),
+/// The columns, their types in the schema `pg_catalog`, and the rest of their definitions. ShedLock uses the first four.
+pub(super) const COLUMNS: &[(&str, &str, &str)] = &[
+    ("name", "text", " COLLATE pg_catalog.\"C\" PRIMARY KEY"),
+    ("lock_until", "timestamp", " NOT NULL"),
+    ("locked_at", "timestamp", " NOT NULL"),
+    ("locked_by", "text", " NOT NULL"),
+    ("version", "text", ""),
+    ("token", "int8", ""),
+    ("prev_token", "int8", ""),
+    ("served", "int8", ""),
+    ("size", "int8", ""),
+    ("written_us", "int8", ""),
+    ("is_open", "bool", ""),
+    ("record", "json", ""),
+    ("history", "json", ""),
+    ("line", "jsonb", ""),
 ];
+
+/// The schema of a table without one in the URL.
+const SCHEMA: &str = "public";
+
+/// Returns the name of a table in SQL. It always names a schema: behind a pooler, the search path may be another client's
+/// and lead to another table.
+pub(super) fn quoted(table: &str) -> String {
+    let (schema, table) = table.split_once('.').unwrap_or((SCHEMA, table));
+    format!("\"{schema}\".\"{table}\"")
+}
 
 /// The server's clock in the format of ShedLock's columns: UTC without a time zone.
 pub(super) const NOW: &str = "pg_catalog.timezone('utc', pg_catalog.clock_timestamp())";
@@ -77,9 +91,11 @@ pub(super) fn settings(timeout: &str) -> String {
 pub(super) mod tests {
     use std::time::Duration;
 
-    use super::super::config::Table;
+    use super::super::server::ServerInfo;
     use super::super::statements::Statements;
-    use super::super::{examine, listener, schema, server};
+    use super::super::{examine, listener, server};
+    use super::{COLUMNS, quoted};
+    use crate::stores::table::Properties;
 
     /// Words after which a parenthesis opens something other than the arguments of a function.
     const KEYWORDS: &[&str] = &[
@@ -237,12 +253,12 @@ pub(super) mod tests {
 
     /// Returns all SQL that the store sends.
     fn all() -> Vec<String> {
-        let table = Table { name: "leasehold".into(), sql: "\"public\".\"leasehold\"".into() };
+        let table = quoted("leasehold");
+        let names: Vec<_> = COLUMNS.iter().map(|(name, ..)| *name).collect();
         let mut all = vec![
-            server::query_of(),
-            schema::create(&table),
-            schema::extend(&table),
-            schema::COLUMNS.to_owned(),
+            server::query(),
+            ServerInfo::create(&table),
+            ServerInfo::extend(&table, &names),
             listener::notify().text,
             examine::SETTINGS.to_owned(),
             examine::TABLE.to_owned(),
@@ -251,6 +267,11 @@ pub(super) mod tests {
             all.extend(Statements::on(&table, grace, notifies).texts().map(str::to_owned));
         }
         all
+    }
+
+    #[test]
+    fn a_table_in_sql_has_a_schema() {
+        assert_eq!([quoted("ops.locks"), quoted("locks")], ["\"ops\".\"locks\"", "\"public\".\"locks\""]);
     }
 
     #[test]

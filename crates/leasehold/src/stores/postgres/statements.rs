@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use tokio_postgres::types::{ToSql, Type};
 
-use super::config::Table;
 use super::epoch;
 use super::sql::{
     AT, CONTAINS, EQ, GE, GET, GET_TEXT, GT, JOINED, LE, LT, NE, NOW, NOW_US, PLUS, TIMES, in_us,
@@ -64,8 +63,7 @@ pub(super) struct Statements {
 
 impl Statements {
     /// Builds the statements for `table`. With `notifies`, writes that free a lock notify the first waiter.
-    pub(super) fn on(table: &Table, failover_grace: Duration, notifies: bool) -> Self {
-        let table = &table.sql;
+    pub(super) fn on(table: &str, failover_grace: Duration, notifies: bool) -> Self {
         let sql = |name, text| Sql { name, text };
         Self {
             claim: sql("claim", claim(table, failover_grace)),
