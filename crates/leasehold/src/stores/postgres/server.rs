@@ -200,5 +200,7 @@ pub(super) mod tests {
             let fault = check(&flaw).unwrap_err();
             assert!(fault.message.contains(named) && fault.help.is_some(), "{fault:?}");
         }
+        let why = check(&with("lock_until", Some("timestamptz"))).unwrap_err().help.unwrap();
+        assert!(why.contains("TimeZone") && why.contains("coarse"), "{why}");
     }
 }
