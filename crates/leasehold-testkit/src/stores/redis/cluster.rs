@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::process::Command;
 
-use super::{RedisServer, answers, redis_cli, within};
+use super::{RedisServer, answers, redis_cli, tls, within};
 use crate::launch::Launched;
 
 /// How long a member must not respond until another one may take its place.
@@ -37,7 +37,7 @@ impl Cluster {
         }
         let mut create = Command::new("redis-cli");
         create.args(["--cluster", "create"]).args(members.iter().map(Launched::address));
-        create.args(["--cluster-replicas", "1", "--cluster-yes"]);
+        create.args(["--cluster-replicas", "1", "--cluster-yes"]).args(tls(members[0].url()));
         let output = create.kill_on_drop(true).output().await?;
         if !output.status.success() {
             return Err(io::Error::other(String::from_utf8_lossy(&output.stdout).into_owned()));
@@ -66,8 +66,8 @@ impl Cluster {
 
     /// Returns the store URL, without a prefix.
     pub fn url(&self) -> String {
-        let hosts: Vec<_> = self.members.iter().map(Launched::address).collect();
-        format!("redis://{}/?cluster=on", hosts.join(","))
+        let others: Vec<_> = self.members[1..].iter().map(Launched::address).collect();
+        format!("{},{}/?cluster=on", self.members[0].url(), others.join(","))
     }
 
     /// Returns the members.
