@@ -159,6 +159,17 @@ impl TestStore for Redis {
             }),
         }
     }
+
+    fn other_benches(&self) -> &'static [(&'static str, Bench)] {
+        const CLUSTER: Bench = Bench {
+            title: "Redis Cluster",
+            scenarios: "abcdf",
+            server: Some(|folder: &Path| {
+                Box::pin(async move { Ok(Box::new(cluster::Announced::start(folder).await?) as _) })
+            }),
+        };
+        &[("redis-cluster", CLUSTER)]
+    }
 }
 
 /// Returns the key of the lock `name` in the store at `url`.
