@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::roster::Place;
 use crate::scenario::Store;
-use crate::wire::proxy::Proxy;
+use crate::wire::proxy::{Door, Proxy};
 
 /// A store that is ready to use.
 pub(crate) struct Environment {
@@ -17,6 +17,7 @@ pub(crate) struct Environment {
     folder: TempDir,
     /// Killed when this is dropped.
     server: Option<Box<dyn Measured>>,
+    doors: Vec<Door>,
 }
 
 /// The connection of one contender to a store, for one run.
@@ -36,7 +37,11 @@ impl Environment {
             Some(start) => Some(start(folder.path()).await.map_err(|error| error.to_string())?),
             None => None,
         };
-        Ok(Self { store, folder, server })
+        let members = server.as_ref().map(|server| server.members()).unwrap_or_default();
+        let doors = members.into_iter().map(|(server, port)| Door::open(server, port));
+        let doors =
+            doors.collect::<std::io::Result<_>>().map_err(|error| format!("no port is free: {error}"))?;
+        Ok(Self { store, folder, server, doors })
     }
 
     /// Returns the path of a file in the environment's folder.
@@ -44,12 +49,12 @@ impl Environment {
         self.folder.path().join(name)
     }
 
-    /// Opens a connection that adds `round_trip` to each request.
+    /// Opens a connection that adds `round_trip` to each request. The one before must have been dropped.
     pub(crate) async fn connect(&self, round_trip: Duration) -> Result<Connection<'_>, String> {
         let proxy = match &self.server {
             None => None,
             Some(server) => {
-                let proxy = Proxy::start(server.address(), server.protocol(), round_trip).await;
+                let proxy = Proxy::start(&self.doors, server.protocol(), round_trip);
                 Some(proxy.map_err(|error| format!("cannot start the proxy: {error}"))?)
             }
         };

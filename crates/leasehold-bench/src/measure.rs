@@ -92,7 +92,6 @@ impl Run<'_> {
     }
 
     async fn one(&self, contender: &Contender, lock: &str, round: usize) -> Result<Sample, MeasureError> {
-        let mut connection = self.connect().await?;
         match self.scenario {
             Scenario::Uncontended
             | Scenario::Tasks
@@ -101,12 +100,14 @@ impl Run<'_> {
             | Scenario::Waiters => {
                 // Acquire the lock once before the measurement, because the first grant of a lock may be slower.
                 contend::take_once(contender, lock, &self.connect().await?).await?;
-                contend::measure(self, contender, lock, &mut connection).await
+                contend::measure(self, contender, lock, &mut self.connect().await?).await
             }
-            Scenario::First => first::measure(contender, lock, &mut connection).await,
-            Scenario::Recovery => recovery::measure(self, contender, lock, round, &connection).await,
-            Scenario::Many => many::measure(self, contender, lock, &mut connection).await,
-            Scenario::Run => command::measure(self, contender, lock, &connection).await,
+            Scenario::First => first::measure(contender, lock, &mut self.connect().await?).await,
+            Scenario::Recovery => {
+                recovery::measure(self, contender, lock, round, &self.connect().await?).await
+            }
+            Scenario::Many => many::measure(self, contender, lock, &mut self.connect().await?).await,
+            Scenario::Run => command::measure(self, contender, lock, &self.connect().await?).await,
         }
     }
 

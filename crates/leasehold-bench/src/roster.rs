@@ -260,7 +260,7 @@ pub(crate) const CONTENDERS: &[Contender] = &[
         place: Place::Url,
         // It does not renew, so it cannot hold the lock until it is killed.
         scenarios: &[Tasks, Processes, HandOff, Waiters],
-        ..peer("redis-py", "redis-py's algorithm", &["redis"], ProgramOf::This("redis-py"))
+        ..peer("redis-py", "redis-py's algorithm", &["redis", "redis-cluster"], ProgramOf::This("redis-py"))
     },
     contended("redsync", "redsync (Go)", &["redis"], "LEASEHOLD_BENCH_PEER_REDSYNC"),
     contended("redisson", "Redisson's lock (Java)", &["redis"], "LEASEHOLD_BENCH_PEER_REDISSON"),

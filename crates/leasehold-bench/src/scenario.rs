@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-use leasehold_testkit::stores::{self, STORES};
+use leasehold_testkit::stores::STORES;
 use leasehold_testkit::test_store::{Bench, TestStore};
 
 /// A scenario that is measured for every contender.
@@ -128,17 +128,25 @@ impl fmt::Display for Scenario {
     }
 }
 
-/// A store that the testkit knows.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Store(&'static dyn TestStore);
+/// A store that the testkit knows, on one of the servers on which it is measured.
+#[derive(Clone, Copy)]
+pub(crate) struct Store {
+    name: &'static str,
+    bench: Bench,
+    store: &'static dyn TestStore,
+}
 
 impl Store {
     pub(crate) fn all() -> impl Iterator<Item = Self> {
-        STORES.iter().map(|store| Self(*store))
+        STORES.iter().flat_map(|&store| {
+            let others = store.other_benches().iter().copied();
+            let all = std::iter::once((store.name(), store.bench())).chain(others);
+            all.map(move |(name, bench)| Self { name, bench, store })
+        })
     }
 
     pub(crate) fn name(self) -> &'static str {
-        self.0.name()
+        self.name
     }
 
     /// Returns its title: the store, and the server that stands in for it.
@@ -147,7 +155,7 @@ impl Store {
     }
 
     pub(crate) fn bench(self) -> Bench {
-        self.0.bench()
+        self.bench
     }
 
     /// Returns whether it has a server, so that requests go through the network.
@@ -157,11 +165,17 @@ impl Store {
 
     /// Returns the URL of a store without a server, with files in `folder`.
     pub(crate) fn url_in(self, folder: &Path) -> String {
-        self.0.fresh_url(&self.0.storages()[0], folder)
+        self.store.fresh_url(&self.store.storages()[0], folder)
     }
 
     pub(crate) fn named(name: &str) -> Option<Self> {
-        stores::named(name).map(Self)
+        Self::all().find(|store| store.name == name)
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
     }
 }
 

@@ -47,6 +47,28 @@ fn sqlite_is_measured_and_reported() {
     assert!(report.status.success() && said.contains("tasks starved"), "{said}");
 }
 
+/// The servers of a cluster send clients to each other's proxies, which count the requests.
+#[cfg(feature = "servers")]
+#[test]
+fn a_cluster_is_measured_through_a_proxy_for_each_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let output =
+        bench(folder.path(), &["d", "redis-cluster", "--rtt", "0,1", "--rounds", "2", "--seconds", "0.5"]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let text = std::fs::read_to_string(folder.path().join("results.json")).unwrap();
+    let results: Value = serde_json::from_str(&text).unwrap();
+    let blocks = results["blocks"].as_array().unwrap();
+    let rows: Vec<_> = blocks.iter().flat_map(|block| block["rows"].as_array().unwrap()).collect();
+    assert_eq!(rows.len(), 4, "leasehold and redis-py: {said}");
+    for row in rows {
+        assert_eq!(row["trouble"], Value::Null);
+        for sample in row["samples"].as_array().unwrap() {
+            assert!(sample["metrics"]["requests_per_op"].as_f64().unwrap() > 1.5, "{row}");
+        }
+    }
+}
+
 #[test]
 fn bad_arguments_are_named_and_exit_with_2() {
     let folder = tempfile::tempdir().unwrap();

@@ -212,7 +212,13 @@ pub trait Measured: Send + Sync {
     /// Returns the `host:port` that the server listens on.
     fn address(&self) -> &str;
 
-    /// Returns the store URL through `proxy`.
+    /// Returns the `host:port` of each server, and the port on which its proxy has to listen, because the servers send
+    /// clients there. 0 means any.
+    fn members(&self) -> Vec<(String, u16)> {
+        vec![(self.address().to_owned(), 0)]
+    }
+
+    /// Returns the store URL through `proxy`, the one of the first server.
     fn url(&self, proxy: &str) -> String;
 
     /// Returns the command-line options that direct other clients to the server through `proxy`.

@@ -64,6 +64,11 @@ pub trait TestStore: fmt::Debug + Send + Sync {
 
     /// Returns how the benchmark measures the store.
     fn bench(&self) -> Bench;
+
+    /// Returns other servers of the store on which the benchmark measures it, and the names by which it calls them.
+    fn other_benches(&self) -> &'static [(&'static str, Bench)] {
+        &[]
+    }
 }
 
 /// Storage that the suites run on: a server, and options of the store URL.

@@ -11,9 +11,9 @@ use leasehold::lease::{AcquireOutcome, LeaseStore, Released, Renewal};
 use leasehold::{ErrorKind, Locker, Swept};
 use leasehold_testkit::process::within;
 use leasehold_testkit::servers::{Server, with_option};
-use leasehold_testkit::stores::redis::{Cluster, RedisServer, key, record, redis_cli};
+use leasehold_testkit::stores::redis::{Cluster, RedisServer, answers, key, record, redis_cli};
 
-use crate::access::{refused, waiter};
+use crate::access::{assert_found, described, make_certificates, refused, waiter};
 use crate::leases::{claim_of, granted_to, open, refused_to};
 use crate::workers;
 
@@ -214,18 +214,20 @@ async fn an_open_store_lists_the_locks_of_a_promoted_primary() {
     within("the listing", async { while !listed().await.is_ok_and(|names| names.len() == 1) {} }).await;
 }
 
-/// A lock that is held, its release and other claims follow the slot. None of the requests is applied twice.
 #[tokio::test]
 async fn requests_follow_a_slot_that_moves() {
     let folder = tempfile::tempdir().unwrap();
     let cluster = cluster(folder.path()).await;
-    let url = url(&cluster, "failover_grace=20s");
-    let quick = url.replace("failover_grace=20s", "failover_grace=0s");
+    assert_followed(&cluster, &url(&cluster, "failover_grace=0s")).await;
+}
+
+/// Moves a slot. A lock in it that is held, its release and other claims follow. None of the requests is applied twice.
+async fn assert_followed(cluster: &Cluster, url: &str) {
     let (name, key) = ("lock", "locks/lock");
     let slot = cluster.slot_of(key).await.to_string();
     let (home, _) = cluster.pair_of(key).await;
-    let (other, _) = cluster.pair_of(&format!("locks/{}", lock_at(&cluster, (home + 1) % 3).await)).await;
-    let (store, second) = (open(&quick).await, open(&quick).await);
+    let (other, _) = cluster.pair_of(&format!("locks/{}", lock_at(cluster, (home + 1) % 3).await)).await;
+    let (store, second) = (open(url).await, open(url).await);
     let mut grant = granted_to(&*store, &claim_of(&*store, name, TTL)).await;
     refused_to(&*second, &claim_of(&*second, name, TTL)).await;
     cluster.begin_move(&slot, home, other).await;
@@ -239,8 +241,57 @@ async fn requests_follow_a_slot_that_moves() {
     assert!(matches!(second.renew(&mut grant).await.unwrap(), Renewal::Renewed), "MOVED");
     refused_to(&*store, &claim_of(&*store, name, TTL)).await;
     assert_eq!(second.release(&mut grant, None).await.unwrap(), Released::Released);
-    let kept = redis_cli(cluster.members()[other].url(), &["EXISTS", &record(&url, key)]).await;
+    let kept = redis_cli(cluster.members()[other].url(), &["EXISTS", &record(url, key)]).await;
     assert_eq!(kept, "1");
+}
+
+/// The servers speak TLS alone. Their certificate is for a name, which they have to report instead of their addresses.
+#[tokio::test]
+async fn a_cluster_with_tls_is_used_by_the_name_in_its_certificate() {
+    let (folder, others) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    make_certificates(folder.path(), &[("server", "DNS:localhost")]).await;
+    make_certificates(others.path(), &[]).await;
+    let cluster = Cluster::start(&RedisServer::ENCRYPTED_MEMBER, folder.path()).await.unwrap();
+    let plain = url(&cluster, "failover_grace=0s").replace("127.0.0.1", "localhost");
+    let trusting = |folder: &Path| with_option(&plain, &format!("ca={}", folder.join("ca.pem").display()));
+    let url = trusting(folder.path());
+
+    let unnamed = refused(&url).await;
+    assert_eq!(unnamed.kind(), ErrorKind::Invalid, "{unnamed:?}");
+    assert!(described(&unnamed).contains("127.0.0.1"), "{unnamed:?}");
+    assert!(described(&unnamed).contains("cluster-announce-hostname"), "{unnamed:?}");
+    for (option, value) in
+        [("cluster-announce-hostname", "localhost"), ("cluster-preferred-endpoint-type", "hostname")]
+    {
+        for member in cluster.members() {
+            assert_eq!(redis_cli(member.url(), &["CONFIG", "SET", option, value]).await, "OK");
+        }
+    }
+    for member in cluster.members() {
+        answers(member.url(), &["CLUSTER", "NODES"], |nodes| nodes.matches(",localhost").count() == 6).await;
+    }
+
+    for untrusted in [&plain, &trusting(others.path())] {
+        let error = refused(untrusted).await;
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error:?}");
+        assert!(described(&error).contains("ca=FILE"), "{error:?}");
+    }
+    // A server may be restarting, so this is tried again until the timeout.
+    let unencrypted = Locker::open(&plain.replace("rediss://", "redis://")).await.unwrap();
+    let unencrypted =
+        unencrypted.lock("lock").store_timeout(Duration::from_secs(3)).try_acquire().await.unwrap_err();
+    assert!(described(&unencrypted).contains("write rediss://"), "{unencrypted:?}");
+
+    let locker = Locker::open(&url).await.unwrap();
+    for primary in 0..3 {
+        let guard = locker.lock(lock_at(&cluster, primary).await).acquire().await.unwrap();
+        let waiting = waiter(&url, &guard).await;
+        guard.release().await.unwrap();
+        waiting.await.unwrap();
+    }
+    assert_followed(&cluster, &url).await;
+    assert_eq!(locker.list("").try_collect::<Vec<_>>().await.unwrap().len(), 4);
+    assert_found(&url, "cluster", CheckStatus::Passed, "").await;
 }
 
 /// Another server was the primary meanwhile, and may have lost a grant, while the connection to this one stayed open.

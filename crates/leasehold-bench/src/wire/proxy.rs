@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 
 use leasehold_testkit::launch::Protocol;
 
@@ -40,12 +40,28 @@ fn counter(protocol: Protocol) -> Option<Box<dyn Counter>> {
     }
 }
 
-/// A proxy on a free loopback port. Dropping it closes its connections.
+/// The loopback port on which the proxies of a server listen, one after the other.
+#[derive(Debug)]
+pub(crate) struct Door {
+    server: String,
+    listener: std::net::TcpListener,
+}
+
+impl Door {
+    /// Opens a port to the server at `server`. 0 means any.
+    pub(crate) fn open(server: String, port: u16) -> io::Result<Self> {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", port))?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { server, listener })
+    }
+}
+
+/// A proxy in front of a server, or of each server of a cluster. Dropping it closes its connections.
 #[derive(Debug)]
 pub(crate) struct Proxy {
     address: SocketAddr,
     counts: Arc<Counts>,
-    listener: JoinHandle<()>,
+    _listeners: JoinSet<()>,
 }
 
 #[derive(Debug, Default)]
@@ -71,22 +87,27 @@ struct ConnectionSettings {
 }
 
 impl Proxy {
-    /// Starts a proxy for clients of `server` that adds `round_trip`.
-    pub(crate) async fn start(server: &str, protocol: Protocol, round_trip: Duration) -> io::Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let address = listener.local_addr()?;
+    /// Starts a proxy behind `doors` that adds `round_trip`.
+    pub(crate) fn start(doors: &[Door], protocol: Protocol, round_trip: Duration) -> io::Result<Self> {
         let counts = Arc::new(Counts::default());
-        let settings = ConnectionSettings {
-            server: server.to_owned(),
-            protocol,
-            half: round_trip / 2,
-            timer: Timer::start(),
-            counts: counts.clone(),
-        };
-        Ok(Self { address, counts, listener: tokio::spawn(accept(listener, settings)) })
+        let (timer, mut addresses, mut listeners) = (Timer::start(), Vec::new(), JoinSet::new());
+        for Door { server, listener } in doors {
+            addresses.push(listener.local_addr()?);
+            let listener = TcpListener::from_std(listener.try_clone()?)?;
+            let settings = ConnectionSettings {
+                server: server.clone(),
+                protocol,
+                half: round_trip / 2,
+                timer: timer.clone(),
+                counts: counts.clone(),
+            };
+            listeners.spawn(accept(listener, settings));
+        }
+        let address = *addresses.first().ok_or_else(|| io::Error::other("there is no server"))?;
+        Ok(Self { address, counts, _listeners: listeners })
     }
 
-    /// Returns the address that clients connect to.
+    /// Returns the address that clients connect to. In a cluster, it is that of the first server.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -94,12 +115,6 @@ impl Proxy {
     /// Returns the requests so far, by kind.
     pub(crate) fn counts(&self) -> BTreeMap<String, u64> {
         self.counts.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
-
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        self.listener.abort();
     }
 }
 
@@ -207,6 +222,8 @@ fn count_requests(counter: &mut Option<Box<dyn Counter>>, bytes: &[u8], settings
 
 #[cfg(test)]
 mod tests {
+    use leasehold_testkit::launch::free_port;
+
     use super::*;
 
     /// Starts a server that echoes every byte. Returns its address.
@@ -224,12 +241,16 @@ mod tests {
         address
     }
 
+    fn door(server: String) -> Door {
+        Door::open(server, 0).unwrap()
+    }
+
     const REQUEST: &[u8] = b"PUT /k HTTP/1.1\r\ncontent-length: 3\r\n\r\nabc";
 
     #[tokio::test]
     async fn everything_arrives_and_requests_are_counted() {
         for round_trip in [Duration::ZERO, Duration::from_millis(4)] {
-            let proxy = Proxy::start(&echo().await, Protocol::Http, round_trip).await.unwrap();
+            let proxy = Proxy::start(&[door(echo().await)], Protocol::Http, round_trip).unwrap();
             let mut client = TcpStream::connect(proxy.address()).await.unwrap();
             let begin = timer::now();
             client.write_all(&REQUEST.repeat(3)).await.unwrap();
@@ -252,7 +273,7 @@ mod tests {
             client.read_exact(&mut [0; PACKETS]).await.unwrap();
             client.write_all(b"!").await.unwrap();
         });
-        let proxy = Proxy::start(&server, Protocol::Other, Duration::from_millis(2)).await.unwrap();
+        let proxy = Proxy::start(&[door(server)], Protocol::Other, Duration::from_millis(2)).unwrap();
         let mut client = TcpStream::connect(proxy.address()).await.unwrap();
         for _ in 0..PACKETS {
             client.write_all(b"x").await.unwrap();
@@ -264,11 +285,26 @@ mod tests {
 
     #[tokio::test]
     async fn connections_end_with_the_proxy() {
-        let proxy = Proxy::start(&echo().await, Protocol::Other, Duration::ZERO).await.unwrap();
+        let proxy = Proxy::start(&[door(echo().await)], Protocol::Other, Duration::ZERO).unwrap();
         let mut client = TcpStream::connect(proxy.address()).await.unwrap();
         client.write_all(b"x").await.unwrap();
         client.read_exact(&mut [0]).await.unwrap();
         drop(proxy);
         assert!(matches!(client.read(&mut [0]).await, Ok(0) | Err(_)));
+    }
+
+    #[tokio::test]
+    async fn one_proxy_after_the_other_is_behind_all_doors() {
+        let port = free_port().unwrap();
+        let doors = [door(echo().await), Door::open(echo().await, port).unwrap()];
+        for _ in 0..3 {
+            let proxy = Proxy::start(&doors, Protocol::Http, Duration::ZERO).unwrap();
+            for port in [proxy.address().port(), port] {
+                let mut client = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+                client.write_all(REQUEST).await.unwrap();
+                client.read_exact(&mut [0; REQUEST.len()]).await.unwrap();
+            }
+            assert_eq!(proxy.counts(), BTreeMap::from([("PUT".to_owned(), 2)]));
+        }
     }
 }

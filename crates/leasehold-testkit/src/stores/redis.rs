@@ -159,6 +159,17 @@ impl TestStore for Redis {
             }),
         }
     }
+
+    fn other_benches(&self) -> &'static [(&'static str, Bench)] {
+        const CLUSTER: Bench = Bench {
+            title: "Redis Cluster",
+            scenarios: "abcdf",
+            server: Some(|folder: &Path| {
+                Box::pin(async move { Ok(Box::new(cluster::Announced::start(folder).await?) as _) })
+            }),
+        };
+        &[("redis-cluster", CLUSTER)]
+    }
 }
 
 /// Returns the key of the lock `name` in the store at `url`.
@@ -175,6 +186,11 @@ fn is_cluster(url: &str) -> bool {
     url.contains("cluster=on")
 }
 
+/// Returns the options with which `redis-cli` connects to the server of `url`, whatever certificate it has.
+fn tls(url: &str) -> &'static [&'static str] {
+    if url.starts_with("rediss:") { &["--tls", "--insecure"] } else { &[] }
+}
+
 /// Runs a command on the server of `url` with `redis-cli` and returns its output. In a cluster, runs it on the server
 /// that has the key.
 ///
@@ -186,6 +202,7 @@ pub async fn redis_cli(url: &str, command: &[&str]) -> String {
     let (host, port) = host.and_then(|host| host.rsplit_once(':')).expect("a host and a port");
     let output = Command::new("redis-cli")
         .args(["-h", host, "-p", port, "--raw"])
+        .args(tls(url))
         .args(is_cluster(url).then_some("-c"))
         .args(command)
         .stdin(Stdio::null())
@@ -228,17 +245,26 @@ pub struct RedisServer {
     append: Option<&'static str>,
     /// Whether it can be a member of a cluster.
     clustered: bool,
+    /// Whether it speaks TLS alone, also to other servers. Its certificate is in the folder above the one with its data:
+    /// `server.pem`, `server.key` and `ca.pem`.
+    encrypted: bool,
 }
 
 impl RedisServer {
     /// A server that keeps its data when it is killed.
-    pub const KEEPING: Self = Self { append: Some("always"), clustered: false };
+    pub const KEEPING: Self = Self { append: Some("always"), clustered: false, encrypted: false };
     /// A server that loses its data when it is killed.
-    pub const FORGETTING: Self = Self { append: None, clustered: false };
+    pub const FORGETTING: Self = Self { append: None, ..Self::KEEPING };
     /// A server that may respond before its data is on the disk, as servers do by default.
-    pub const EVERY_SECOND: Self = Self { append: Some("everysec"), clustered: false };
+    pub const EVERY_SECOND: Self = Self { append: Some("everysec"), ..Self::KEEPING };
     /// A member of a cluster that keeps its data when it is killed.
-    pub const MEMBER: Self = Self { append: Some("always"), clustered: true };
+    pub const MEMBER: Self = Self { clustered: true, ..Self::KEEPING };
+    /// Such a member with TLS.
+    pub const ENCRYPTED_MEMBER: Self = Self { encrypted: true, ..Self::MEMBER };
+
+    fn scheme(&self) -> &'static str {
+        if self.encrypted { "rediss" } else { "redis" }
+    }
 }
 
 #[async_trait]
@@ -246,7 +272,20 @@ impl Launch for RedisServer {
     fn command(&self, address: &str, folder: &Path) -> Command {
         let (host, port) = address.rsplit_once(':').expect("a host and a port");
         let mut command = Command::new(program("LEASEHOLD_TEST_REDIS_SERVER"));
-        command.args(["--bind", host, "--port", port, "--save", ""]).arg("--dir").arg(folder);
+        command.args(["--bind", host, "--save", ""]).arg("--dir").arg(folder);
+        if self.encrypted {
+            command.args(["--port", "0", "--tls-port", port, "--tls-auth-clients", "no"]);
+            command.args(["--tls-cluster", "yes", "--tls-replication", "yes"]);
+            for (option, file) in [
+                ("--tls-cert-file", "server.pem"),
+                ("--tls-key-file", "server.key"),
+                ("--tls-ca-cert-file", "ca.pem"),
+            ] {
+                command.arg(option).arg(folder.with_file_name(file));
+            }
+        } else {
+            command.args(["--port", port]);
+        }
         let only = if self.append.is_some() { "yes" } else { "no" };
         command.args(["--appendonly", only, "--appendfsync", self.append.unwrap_or("no")]);
         if self.clustered {
@@ -259,7 +298,7 @@ impl Launch for RedisServer {
     }
 
     async fn make_store(&self, address: &str) -> io::Result<String> {
-        let url = format!("redis://{address}");
+        let url = format!("{}://{address}", self.scheme());
         match redis_cli(&url, &["PING"]).await.as_str() {
             "PONG" => Ok(url),
             other => Err(io::Error::other(format!("Redis is not ready: {other}"))),

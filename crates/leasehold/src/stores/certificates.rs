@@ -9,6 +9,11 @@ pub(super) fn is_untrusted(detail: &str) -> bool {
     UNTRUSTED.iter().any(|word| detail.contains(word))
 }
 
+/// Returns whether a connection failed because the server's certificate is for other hosts.
+pub(super) fn is_for_others(detail: &str) -> bool {
+    ["NotValidForName", "not valid for name"].iter().any(|word| detail.contains(word))
+}
+
 /// Returns the help for a server whose certificate was refused. `detail` is rustls's message. Returns `None` if the
 /// message is about something else.
 pub(super) fn help(detail: &str) -> Option<&'static str> {
@@ -20,7 +25,7 @@ pub(super) fn help(detail: &str) -> Option<&'static str> {
         "the server uses the certificate of an authority (CA:TRUE) as its own, which TLS clients may not accept: give it \
          a certificate that is none (openssl req -x509 ... -addext basicConstraints=critical,CA:FALSE), or one that the \
          authority signed, and name the file again with ca=FILE"
-    } else if says(&["NotValidForName", "not valid for name"]) {
+    } else if is_for_others(detail) {
         "the server's certificate is not for the host in the store URL: use a name in the certificate"
     } else if says(&["certificate expired", "certificate not valid yet", "Expired", "NotValidYet"]) {
         "the server's certificate is not valid at this time: renew it, or set this machine's clock"

@@ -1,4 +1,4 @@
-//! Redis Clusters of three primaries with a replica each, which a test starts itself.
+//! Redis Clusters of three primaries, which tests, chaos and the benchmark start themselves.
 
 #[cfg(feature = "chaos")]
 pub(super) mod chaos;
@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use tokio::process::Command;
 
-use super::{RedisServer, answers, redis_cli, within};
-use crate::launch::Launched;
+use super::{RedisServer, answers, redis_cli, tls, within};
+use crate::launch::{Launched, Measured, Protocol, free_port, options};
 
 /// How long a member must not respond until another one may take its place.
 pub(super) const NODE_TIMEOUT_MS: &str = "1000";
 
-const MEMBERS: usize = 6;
+const PRIMARIES: usize = 3;
 
 /// A cluster on this machine. Its servers are killed when it is dropped.
 #[derive(Debug)]
@@ -24,20 +24,26 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a cluster of servers of `kind`, with their data below `folder`.
+    /// Starts a cluster of servers of `kind`, each primary with a replica, with their data below `folder`.
     ///
     /// # Errors
     /// When a server does not start.
     pub async fn start(kind: &'static RedisServer, folder: &Path) -> io::Result<Self> {
+        Self::start_with(1, kind, folder).await
+    }
+
+    async fn start_with(replicas: usize, kind: &'static RedisServer, folder: &Path) -> io::Result<Self> {
         let mut members = Vec::new();
-        for n in 0..MEMBERS {
+        for n in 0..PRIMARIES * (1 + replicas) {
             let own = folder.join(format!("member-{n}"));
             std::fs::create_dir_all(&own)?;
             members.push(Launched::start(kind, &own).await?);
         }
         let mut create = Command::new("redis-cli");
         create.args(["--cluster", "create"]).args(members.iter().map(Launched::address));
-        create.args(["--cluster-replicas", "1", "--cluster-yes"]);
+        create
+            .args(["--cluster-replicas", &replicas.to_string(), "--cluster-yes"])
+            .args(tls(members[0].url()));
         let output = create.kill_on_drop(true).output().await?;
         if !output.status.success() {
             return Err(io::Error::other(String::from_utf8_lossy(&output.stdout).into_owned()));
@@ -47,16 +53,20 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Waits until all members know three primaries with a replica each, and serve all slots.
+    /// Waits until all members know each other, and the replicas of primaries that have some, and serve all slots.
     ///
     /// # Panics
     /// When that takes minutes.
     pub async fn until_whole(&self) {
+        let known = format!("cluster_known_nodes:{}", self.members.len());
         for member in &self.members {
             answers(member.url(), &["CLUSTER", "INFO"], |info| {
-                info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:6")
+                info.contains("cluster_state:ok") && info.contains(&known)
             })
             .await;
+            if self.members.len() == PRIMARIES {
+                continue;
+            }
             answers(member.url(), &["INFO", "replication"], |info| {
                 info.contains("connected_slaves:1") || info.contains("master_link_status:up")
             })
@@ -66,8 +76,8 @@ impl Cluster {
 
     /// Returns the store URL, without a prefix.
     pub fn url(&self) -> String {
-        let hosts: Vec<_> = self.members.iter().map(Launched::address).collect();
-        format!("redis://{}/?cluster=on", hosts.join(","))
+        let others: Vec<_> = self.members[1..].iter().map(Launched::address).collect();
+        format!("{},{}/?cluster=on", self.members[0].url(), others.join(","))
     }
 
     /// Returns the members.
@@ -199,7 +209,7 @@ impl Cluster {
     pub async fn end_move(&self, slot: &str, to: usize) {
         let target = self.id_of(to).await;
         self.done(to, &["CLUSTER", "SETSLOT", slot, "NODE", &target]).await;
-        for member in 0..MEMBERS {
+        for member in 0..self.members.len() {
             let role = redis_cli(self.members[member].url(), &["INFO", "replication"]).await;
             if member != to && role.contains("role:master") {
                 self.done(member, &["CLUSTER", "SETSLOT", slot, "NODE", &target]).await;
@@ -209,5 +219,53 @@ impl Cluster {
 
     async fn done(&self, member: usize, command: &[&str]) {
         assert_eq!(redis_cli(self.members[member].url(), command).await, "OK", "{command:?}");
+    }
+}
+
+/// A cluster without replicas for the benchmark, which sends clients to the ports of proxies.
+pub(super) struct Announced {
+    cluster: Cluster,
+    ports: Vec<u16>,
+}
+
+impl Announced {
+    pub(super) async fn start(folder: &Path) -> io::Result<Self> {
+        let cluster = Cluster::start_with(0, &RedisServer::MEMBER, folder).await?;
+        let ports = cluster.members.iter().map(|_| free_port()).collect::<io::Result<Vec<_>>>()?;
+        for (member, port) in cluster.members.iter().zip(&ports) {
+            let announced = ["CONFIG", "SET", "cluster-announce-port", &port.to_string()];
+            answers(member.url(), &announced, |answer| answer == "OK").await;
+        }
+        for member in &cluster.members {
+            let all_named = |slots: &str| ports.iter().all(|port| slots.contains(&format!("\n{port}\n")));
+            answers(member.url(), &["CLUSTER", "SLOTS"], all_named).await;
+            // The default. A server that the benchmark keeps busy for a second is not replaced.
+            let patient = ["CONFIG", "SET", "cluster-node-timeout", "15000"];
+            answers(member.url(), &patient, |answer| answer == "OK").await;
+        }
+        Ok(Self { cluster, ports })
+    }
+}
+
+impl Measured for Announced {
+    fn address(&self) -> &str {
+        self.cluster.members[0].address()
+    }
+
+    fn members(&self) -> Vec<(String, u16)> {
+        let addresses = self.cluster.members.iter().map(|member| member.address().to_owned());
+        addresses.zip(self.ports.iter().copied()).collect()
+    }
+
+    fn url(&self, proxy: &str) -> String {
+        format!("redis://{proxy}/?cluster=on&failover_grace=0s")
+    }
+
+    fn options(&self, proxy: &str) -> Vec<String> {
+        options(&[("--address", proxy)])
+    }
+
+    fn protocol(&self) -> Protocol {
+        Protocol::Redis
     }
 }

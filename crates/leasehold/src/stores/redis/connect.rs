@@ -32,6 +32,9 @@ const SENTINEL_LOGIN: &str = "name the password of the Sentinels in the store UR
 const PLAIN: &str = "if the server does not use TLS on this port, write redis:// and not rediss:// (and leave out `tls`, `ca`, `cert` and `key`)";
 const ENCRYPTED: &str = "if the server uses TLS on this port, write rediss:// and not redis://";
 
+/// The help for a server of a cluster whose certificate is for other hosts.
+const OTHER_NAME: &str = "use hosts that the certificates name: in the store URL, and in what the cluster reports about its servers (cluster-announce-hostname NAME, cluster-preferred-endpoint-type hostname)";
+
 /// How to connect to the servers.
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
@@ -67,7 +70,7 @@ impl Connector {
         let asked = question.arg("SLOTS").query_async(&mut link.connection);
         match timeout(&*env.clock, CONNECT_LIMIT, asked).await {
             Some(Ok(answer)) => Slots::of(answer, host).ok_or_else(|| unreadable().not_applied()),
-            Some(Err(error)) => Err(errors::of_connection(&error, &host.to_string()).not_applied()),
+            Some(Err(error)) => Err(self.refused(&error, host)),
             None => Err(no_answer(host, self.location.tls.is_some())),
         }
     }
@@ -142,9 +145,7 @@ impl Connector {
                 "the option `master` is the name in the Sentinels' configuration: sentinel monitor NAME ...",
             )
             .not_applied()),
-            Some(Err(error)) => {
-                Err(denied(errors::of_connection(&error, &sentinel.to_string()).not_applied()))
-            }
+            Some(Err(error)) => Err(denied(self.refused(&error, sentinel))),
             None => {
                 Err(Fault::unavailable(format!("the Sentinel {sentinel} does not respond")).not_applied())
             }
@@ -178,7 +179,7 @@ impl Connector {
                 link.time = (u64::try_from(seconds * 1_000_000 + us).unwrap_or(0), sent);
                 Ok(link)
             }
-            Some(Err(error)) => Err(errors::of_connection(&error, &link.host.to_string()).not_applied()),
+            Some(Err(error)) => Err(self.refused(&error, &link.host)),
             None => Err(no_answer(host, self.location.tls.is_some())),
         }
     }
@@ -218,19 +219,15 @@ impl Connector {
             let why = error.to_string();
             let message = format!("no connection to Redis at {shown}: {why}");
             // A retry would not help against an untrusted certificate.
-            match certificates::help(&why) {
+            let other_name =
+                || (self.location.cluster && certificates::is_for_others(&why)).then_some(OTHER_NAME);
+            match other_name().or_else(|| certificates::help(&why)) {
                 Some(help) => Fault::new(ErrorKind::Invalid, message).with_help(help),
                 None => Fault::unavailable(message).with_help(PLAIN),
             }
             .not_applied()
         };
-        let is_tls = tls.is_some();
-        let refused = |error: RedisError| {
-            let fault = errors::of_connection(&error, &shown);
-            // A server with TLS closes the connection, or sends a TLS alert.
-            let may_be_tls = !is_tls && error.code().is_none() && fault.kind == ErrorKind::Unavailable;
-            if may_be_tls { fault.with_help(ENCRYPTED) } else { fault }.not_applied()
-        };
+        let refused = |error| self.refused(&error, host);
         let connecting = async {
             let stream = TcpStream::connect((host.name.as_str(), host.port)).await.map_err(lost)?;
             stream.set_nodelay(true).map_err(lost)?;
@@ -259,8 +256,17 @@ impl Connector {
             Some(opened) => {
                 opened.map(|(connection, driver)| Link::new(connection, driver, host.clone(), env.now()))
             }
-            None => Err(no_answer(host, is_tls)),
+            None => Err(no_answer(host, self.location.tls.is_some())),
         }
+    }
+
+    /// Returns the error of a connection to `host` that could not be opened, or of the first question on it.
+    fn refused(&self, error: &RedisError, host: &Host) -> StoreError {
+        let fault = errors::of_connection(error, &host.to_string());
+        // A server with TLS closes the connection, or sends a TLS alert.
+        let may_be_tls =
+            self.location.tls.is_none() && error.code().is_none() && fault.kind == ErrorKind::Unavailable;
+        if may_be_tls { fault.with_help(ENCRYPTED) } else { fault }.not_applied()
     }
 }
 
@@ -323,21 +329,21 @@ mod tests {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let port = listener.local_addr().unwrap().port();
             tokio::spawn(async move {
-                let (mut stream, _) = listener.accept().await.unwrap();
-                stream.read_buf(&mut Vec::with_capacity(1_024)).await.unwrap();
-                stream.write_all(reply).await.unwrap();
+                while let Ok((mut stream, _)) = listener.accept().await {
+                    stream.read_buf(&mut Vec::with_capacity(1_024)).await.unwrap();
+                    stream.write_all(reply).await.unwrap();
+                }
             });
             let url = StoreUrl::parse(&format!("{scheme}://127.0.0.1:{port}")).unwrap();
             let location = Location::from_url(url, &mut StoreOptions::default()).unwrap();
             let env = Env::system();
             let connector = Connector::to(location).unwrap();
-            let error = connector
-                .connect(&env, &Calls::new(env.clone()), &StoreClock::default())
-                .await
-                .map(drop)
-                .unwrap_err();
-            let told = error.fault().help.clone().unwrap_or_default();
-            assert!(error.is_transient() && told.contains(help), "{scheme} {reply:?}: {error:?}");
+            let opened = connector.connect(&env, &Calls::new(env.clone()), &StoreClock::default()).await;
+            let slots = connector.slots(&connector.location.hosts[0], &env).await;
+            for error in [opened.map(drop).unwrap_err(), slots.map(drop).unwrap_err()] {
+                let told = error.fault().help.clone().unwrap_or_default();
+                assert!(error.is_transient() && told.contains(help), "{scheme} {reply:?}: {error:?}");
+            }
         }
     }
 }
