@@ -12,8 +12,12 @@ memory = json.load(open(sys.argv[2]))
 ROWS = [
     ("python leasehold, SQLite", "rust leasehold, SQLite"),
     ("node leasehold, SQLite", "rust leasehold, SQLite"),
+    ("go leasehold, SQLite", "rust leasehold, SQLite"),
+    ("ruby leasehold, SQLite", "rust leasehold, SQLite"),
     ("python leasehold, Redis", "rust leasehold, Redis"),
     ("node leasehold, Redis", "rust leasehold, Redis"),
+    ("go leasehold, Redis", "rust leasehold, Redis"),
+    ("ruby leasehold, Redis", "rust leasehold, Redis"),
     ("python leasehold, DynamoDB", "rust leasehold, DynamoDB"),
     ("node leasehold, DynamoDB", "rust leasehold, DynamoDB"),
     ("python leasehold, Redis", "python redis-py, Redis"),

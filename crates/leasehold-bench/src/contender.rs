@@ -4,7 +4,7 @@
 //! ```text
 //! PROGRAM contend --lock L --tasks N (--count C | --seconds S) --ttl-ms T --hold-us H  STORE-OPTIONS
 //! PROGRAM hold    --lock L --ttl-ms T                                                  STORE-OPTIONS
-//! PROGRAM many    --lock PREFIX --locks N --ttl-ms T --seconds S                       STORE-OPTIONS
+//! PROGRAM many    --lock PREFIX --locks N --ttl-ms T --seconds S --within S            STORE-OPTIONS
 //! ```
 //!
 //! Every program first acquires and releases another lock, `L-warm`, to open its connections. Then it prints `ready`
@@ -16,7 +16,10 @@
 //!   clock, and `done`.
 //! - `hold`: acquires, prints `granted WALLCLOCK_US`, and holds the lock until its input ends.
 //! - `many`: acquires N locks, prints `held`, holds them for S seconds, prints `lost K` if K of them were lost, then
-//!   `done`.
+//!   `done`. If it stops before it holds all of them, it prints `short WHY`, and the number after `held`: our programs
+//!   stop after `--within` seconds, at the first failure, and when a lock is lost. Those that know it print, before
+//!   `done`, `renewals N` (how many succeeded in these seconds) and `left S` (the shortest time that was left of a
+//!   lease, looked at every second).
 //!
 //! An error is printed on standard error, with exit code 1. If the client does not support the request, the exit code
 //! is 3, and a line says so.
@@ -48,7 +51,7 @@ mod s3;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
@@ -62,6 +65,8 @@ const UNSUPPORTED: u8 = 3;
 /// How many locks `many` acquires concurrently.
 const CONCURRENCY: usize = 64;
 
+const SECOND: Duration = Duration::from_secs(1);
+
 /// A lock client.
 pub(crate) trait Client: Send + Sync + 'static {
     type Held: Send + 'static;
@@ -73,6 +78,16 @@ pub(crate) trait Client: Send + Sync + 'static {
 
     /// Returns whether an acquired lock is still held, or `None` if the client does not know.
     fn is_held(&self, held: &Self::Held) -> Option<bool>;
+
+    /// Returns how much of the lease of an acquired lock is left, if the client knows.
+    fn left(&self, _held: &Self::Held) -> Option<Duration> {
+        None
+    }
+
+    /// Returns how many renewals have succeeded, if the client counts them.
+    fn renewals(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// The contenders that are built into this program.
@@ -261,24 +276,61 @@ async fn hold<C: Client>(client: &Arc<C>, options: &Options) -> Result<(), Strin
 }
 
 async fn many<C: Client>(client: &Arc<C>, options: &Options) -> Result<ExitCode, String> {
-    let (locks, seconds) = (options.number("locks")?, options.seconds()?);
+    let (locks, seconds, within) = (options.number("locks")?, options.seconds()?, options.number("within")?);
     get_ready(&**client, options).await?;
-    let acquired = stream::iter(0..locks).map(|n| {
-        let (client, lock) = (client.clone(), format!("{}{n}", options.lock));
-        async move { client.acquire(&lock).await }
-    });
+    let began = SystemClock.now();
+    // Why it stops to acquire.
+    let short = Mutex::new(None);
+    let acquired =
+        stream::iter(0..locks).take_while(|_| std::future::ready(reason(&short).is_none())).map(|n| {
+            let (client, lock) = (client.clone(), format!("{}{n}", options.lock));
+            async move { client.acquire(&lock).await }
+        });
     let mut held = Vec::new();
     let mut acquired = acquired.buffer_unordered(CONCURRENCY);
-    while let Some(lock) = acquired.next().await {
-        held.push(lock?);
+    let mut looked = began;
+    while let Some(acquired) = acquired.next().await {
+        let stop = |why: String| {
+            reason(&short).get_or_insert(why);
+        };
+        match acquired {
+            Ok(acquired) => held.push(acquired),
+            Err(error) => stop(error),
+        }
+        let now = SystemClock.now();
+        if now.longest_since(looked) > SECOND {
+            looked = now;
+            let lost = lost(&**client, &held);
+            if lost > 0 {
+                stop(format!("{lost} of {} locks were lost", held.len()));
+            } else if now.longest_since(began) > Duration::from_secs(within) {
+                stop(format!("it took longer than {within} s"));
+            }
+        }
     }
-    print_line("held").await?;
-    SystemClock.sleep(seconds).await;
+    drop(acquired);
     if held.iter().any(|lock| client.is_held(lock).is_none()) {
         eprintln!("contender: this client does not renew leases");
         return Ok(ExitCode::from(UNSUPPORTED));
     }
-    let lost = held.iter().filter(|lock| client.is_held(lock) == Some(false)).count();
+    if let Some(why) = reason(&short).take() {
+        print_line(&format!("short {}", why.replace('\n', " "))).await?;
+    }
+    print_line(&format!("held {}", held.len())).await?;
+    let (renewals, mut rest, mut left) = (client.renewals(), seconds, None);
+    while !rest.is_zero() {
+        let pause = SECOND.min(rest);
+        SystemClock.sleep(pause).await;
+        rest -= pause;
+        left = held.iter().filter_map(|lock| client.left(lock)).chain(left).min();
+    }
+    if let Some(renewed) = client.renewals().zip(renewals).map(|(now, before)| now - before) {
+        print_line(&format!("renewals {renewed}")).await?;
+    }
+    if let Some(left) = left {
+        print_line(&format!("left {}", left.as_secs_f64())).await?;
+    }
+    let lost = lost(&**client, &held);
     if lost > 0 {
         print_line(&format!("lost {lost}")).await?;
     }
@@ -286,6 +338,15 @@ async fn many<C: Client>(client: &Arc<C>, options: &Options) -> Result<ExitCode,
     let released = stream::iter(held).map(|lock| client.release(lock)).buffer_unordered(CONCURRENCY);
     released.for_each(|_| std::future::ready(())).await;
     Ok(ExitCode::SUCCESS)
+}
+
+fn reason(short: &Mutex<Option<String>>) -> MutexGuard<'_, Option<String>> {
+    short.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns how many of the locks the client knows to be lost.
+fn lost<C: Client>(client: &C, held: &[C::Held]) -> usize {
+    held.iter().filter(|lock| client.is_held(lock) == Some(false)).count()
 }
 
 /// Opens the connections, prints `ready`, and waits for `go`.

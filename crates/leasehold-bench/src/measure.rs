@@ -15,7 +15,7 @@ use leasehold::clock::{Clock, SystemClock};
 use crate::environment::{Connection, Environment};
 use crate::options::Options;
 use crate::program::{MeasureError, Program};
-use crate::results::{Block, PROCESSES, Row, Sample};
+use crate::results::{Block, LOCKS, PROCESSES, Row, Sample, TTL};
 use crate::roster::Contender;
 use crate::scenario::{Load, Scenario, Store};
 
@@ -122,11 +122,11 @@ impl Run<'_> {
             }
             Scenario::First => {}
             Scenario::Recovery => {
-                set("ttl, s", recovery::TTL.as_secs_f64());
+                set(TTL, recovery::TTL.as_secs_f64());
             }
             Scenario::Many => {
-                set("locks", self.options.locks as f64);
-                set("ttl, s", many::TTL.as_secs_f64());
+                set(LOCKS, self.options.locks as f64);
+                set(TTL, self.options.ttl.as_secs_f64());
                 set("seconds", self.options.measured(self.scenario).as_secs_f64());
             }
             _ => {

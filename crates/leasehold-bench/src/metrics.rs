@@ -46,6 +46,9 @@ pub(crate) const CPU: Metric = compared("cpu_percent", "CPU, % of a core", Bette
 pub(crate) const MEMORY: Metric = compared("peak_memory_mb", "peak memory, MB", Better::Less);
 pub(crate) const ACQUIRE_S: Metric = shown("acquire_all_s", "to take all, s");
 pub(crate) const STREAMS: Metric = shown("keep_alive_streams", "keep-alive streams");
+pub(crate) const HELD: Metric = shown("held_locks", "locks held");
+pub(crate) const RENEWALS: Metric = shown("renewals_per_s", "renewals/s");
+pub(crate) const LEFT: Metric = shown("least_left_s", "least left of a lease, s");
 pub(crate) const LOST: Metric = shown("lost_locks", "locks lost");
 pub(crate) const RUN_P50: Metric = compared("run_p50_ms", "run p50, ms", Better::Less);
 pub(crate) const RUN_P90: Metric = shown("run_p90_ms", "p90, ms");
@@ -64,7 +67,7 @@ impl Scenario {
             Self::Tasks | Self::Processes => &[OPS, REQUESTS, STARVED],
             Self::HandOff => &[HAND_OFF_P50, HAND_OFF_P99, REQUESTS],
             Self::Recovery => &[RECOVERY_S],
-            Self::Many => &[CPU, MEMORY, REQUESTS_PER_S, LOST],
+            Self::Many => &[CPU, MEMORY, HELD, ACQUIRE_S, REQUESTS_PER_S, RENEWALS, LEFT, LOST],
             Self::Run => &[RUN_P50, RUN_P90],
             Self::First => &[FIRST_MS, REQUESTS],
             Self::Waiters => &[REQUESTS, HAND_OFF_P50, OVERTAKEN, STARVED],
@@ -78,7 +81,7 @@ impl Scenario {
             Self::Tasks | Self::Processes => &[OPS, REQUESTS, STARVED],
             Self::HandOff => &[HAND_OFF_P50, HAND_OFF_P90, HAND_OFF_P99, HAND_OFFS, REQUESTS],
             Self::Recovery => &[RECOVERY_TTLS, RECOVERY_S],
-            Self::Many => &[CPU, MEMORY, REQUESTS_PER_S, STREAMS, ACQUIRE_S, LOST],
+            Self::Many => &[CPU, MEMORY, HELD, ACQUIRE_S, REQUESTS_PER_S, STREAMS, RENEWALS, LEFT, LOST],
             Self::Run => &[RUN_P50, RUN_P90],
             Self::First => &[FIRST_MS, REQUESTS],
             Self::Waiters => &[

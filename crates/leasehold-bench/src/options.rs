@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::scenario::{Load, Scenario, Store};
+use crate::scenario::{Load, Scenario, Store, USUAL_LOCKS, USUAL_TTL};
 
 /// The arguments.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +22,8 @@ pub(crate) struct Options {
     pub(crate) round_trips_ms: Option<Vec<f64>>,
     /// How many locks one process holds in scenario f.
     pub(crate) locks: u64,
+    /// The time to live of these locks.
+    pub(crate) ttl: Duration,
     /// The numbers of processes in scenario i.
     pub(crate) processes: Vec<u32>,
     /// How long each process holds the lock in scenario i.
@@ -50,7 +52,8 @@ impl Options {
             rounds: None,
             seconds: None,
             round_trips_ms: None,
-            locks: 10_000,
+            locks: USUAL_LOCKS,
+            ttl: USUAL_TTL,
             processes: vec![2, 5, 17],
             hold: Duration::from_millis(500),
             turns: None,
@@ -68,6 +71,7 @@ impl Options {
                 "--hold" => options.hold = Duration::from_secs_f64(seconds(value()?)?),
                 "--turns" => options.turns = Some(whole(argument, value()?, 1..=1_000)?),
                 "--locks" => options.locks = whole(argument, value()?, 1..=1_000_000)?.into(),
+                "--ttl" => options.ttl = Duration::from_secs_f64(seconds(value()?)?),
                 "--seconds" => options.seconds = Some(seconds(value()?)?),
                 "--rtt" => options.round_trips_ms = Some(round_trips(value()?)?),
                 "--out" => options.out = value()?.into(),

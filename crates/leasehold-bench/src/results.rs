@@ -7,11 +7,15 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::roster::Role;
-use crate::scenario::{Scenario, Store};
+use crate::scenario::{Scenario, Store, USUAL_TTL};
 use crate::stats::Spread;
 
 /// The setting that holds the number of contending processes.
 pub(crate) const PROCESSES: &str = "processes";
+/// The setting that holds the number of locks of one process.
+pub(crate) const LOCKS: &str = "locks";
+/// The setting that holds the time to live.
+pub(crate) const TTL: &str = "ttl, s";
 
 /// All results.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -19,7 +23,7 @@ pub(crate) struct Results {
     pub(crate) blocks: Vec<Block>,
 }
 
-/// The results of one scenario on one store, with one round trip and one number of processes.
+/// The results of one scenario on one store, with one round trip and one load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Block {
     /// The scenario's letter.
@@ -139,19 +143,27 @@ impl Block {
             place.push_str(&format!(", {} ms away", self.rtt_ms));
         }
         if self.is_of(Scenario::Waiters) {
-            place.push_str(&format!(", {} processes", self.processes()));
+            place.push_str(&format!(", {} processes", self.setting(PROCESSES)));
+        }
+        if self.is_of(Scenario::Many) {
+            place.push_str(&format!(", {} locks", self.setting(LOCKS)));
+            if self.setting(TTL) != USUAL_TTL.as_secs() {
+                place.push_str(&format!(", ttl {} s", self.setting(TTL)));
+            }
         }
         place
     }
 
-    fn processes(&self) -> u64 {
-        self.settings.get(PROCESSES).map_or(0, |processes| *processes as u64)
+    /// Returns a setting that is a whole number, or 0.
+    pub(crate) fn setting(&self, name: &str) -> u64 {
+        self.settings.get(name).map_or(0, |value| *value as u64)
     }
 
-    fn key(&self) -> (String, usize, u64, u64) {
+    fn key(&self) -> (String, usize, u64, [u64; 3]) {
         let store = Store::all().position(|store| store.name() == self.store);
         let rtt_us = (self.rtt_ms * 1_000.0) as u64;
-        (self.scenario.clone(), store.unwrap_or(usize::MAX), rtt_us, self.processes())
+        let load = [PROCESSES, LOCKS, TTL].map(|name| self.setting(name));
+        (self.scenario.clone(), store.unwrap_or(usize::MAX), rtt_us, load)
     }
 }
 
@@ -173,7 +185,8 @@ impl Results {
         write(file, &(text + "\n"))
     }
 
-    /// Adds `block`. It replaces an earlier block of the same scenario, store, round trip and number of processes.
+    /// Adds `block`. It replaces an earlier block of the same scenario, store, round trip, number of processes, number
+    /// of locks and time to live.
     pub(crate) fn put(&mut self, block: Block) {
         self.blocks.retain(|other| other.key() != block.key());
         self.blocks.push(block);
@@ -255,6 +268,23 @@ pub(crate) mod tests {
             .map(|block| (block.scenario.as_str(), block.rtt_ms, block.rows.len()))
             .collect();
         assert_eq!(keys, [("a", 0.0, 0), ("b", 0.0, 0), ("b", 5.0, 1)]);
+    }
+
+    #[test]
+    fn runs_with_other_numbers_of_locks_remain() {
+        let mut results = Results::default();
+        for (locks, ttl, place) in [
+            (10_000.0, 30.0, "SQLite (a file), 10000 locks"),
+            (100_000.0, 30.0, "SQLite (a file), 100000 locks"),
+            (100_000.0, 120.0, "SQLite (a file), 100000 locks, ttl 120 s"),
+        ] {
+            let mut block = block(Scenario::Many, "sqlite", 0.0, vec![]);
+            block.settings.extend([(LOCKS.to_owned(), locks), (TTL.to_owned(), ttl)]);
+            assert_eq!(block.place(), place);
+            results.put(block.clone());
+            results.put(block);
+        }
+        assert_eq!(results.blocks.len(), 3);
     }
 
     #[test]

@@ -7,6 +7,12 @@ use std::time::Duration;
 use leasehold_testkit::stores::STORES;
 use leasehold_testkit::test_store::{Bench, TestStore};
 
+/// The default ttl of leasehold.
+pub(crate) const USUAL_TTL: Duration = Duration::from_secs(30);
+
+/// How many locks one process holds in [`Scenario::Many`], if `--locks` does not say it.
+pub(crate) const USUAL_LOCKS: u64 = 10_000;
+
 /// A scenario that is measured for every contender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Scenario {
@@ -82,7 +88,7 @@ impl Scenario {
             Self::Processes => "16 processes with 8 tasks each want one lock",
             Self::HandOff => "From a release to the grant of another process",
             Self::Recovery => "A holder is killed (-9) while another process waits",
-            Self::Many => "One process holds 10,000 locks",
+            Self::Many => "One process holds many locks",
             Self::Run => "A command under a lock",
             Self::Waiters => "Processes wait for one lock and hold it in turn",
             Self::First => "The first grant of a lock",

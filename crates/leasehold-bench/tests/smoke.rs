@@ -2,8 +2,9 @@
 //! otherwise idle machine.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test fails by panicking.
 
+use std::io::Write as _;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -67,6 +68,30 @@ fn a_cluster_is_measured_through_a_proxy_for_each_server() {
             assert!(sample["metrics"]["requests_per_op"].as_f64().unwrap() > 1.5, "{row}");
         }
     }
+}
+
+/// A process that does not get all locks in time goes on with those that it holds, and says so.
+#[test]
+fn a_process_that_holds_too_few_locks_says_why() {
+    let bench = env!("CARGO_BIN_EXE_leasehold-bench");
+    let options = ["--locks", "1000000", "--ttl-ms", "30000", "--seconds", "0.1", "--within", "0"];
+    let mut program = Command::new(bench)
+        .args(["contender", "ours", "many", "--lock", "x", "--store", "mem:"])
+        .args(options)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    program.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    let output = program.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<_> = said.lines().collect();
+    assert!(output.status.success(), "{said}");
+    let held: u64 = lines[2].strip_prefix("held ").unwrap().parse().unwrap();
+    assert!((1..1_000_000).contains(&held), "{said}");
+    let first_words: Vec<_> = lines.iter().map(|line| line.split(' ').next().unwrap()).collect();
+    assert_eq!(first_words, ["ready", "short", "held", "renewals", "left", "done"]);
+    assert_eq!(lines[1], "short it took longer than 0 s");
 }
 
 #[test]

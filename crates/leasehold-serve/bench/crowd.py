@@ -1,11 +1,13 @@
 """Measures a `leasehold serve` under many clients. Prints one figure per line.
 
-    python3 crates/leasehold-serve/bench/crowd.py target/release/leasehold [--waiters N] [--viewers N] [--store URL]
+    python3 crates/leasehold-serve/bench/crowd.py target/release/leasehold
+        [--waiters N] [--viewers N] [--locks N] [--store URL]
 
 Starts the server on a new SQLite file, or on the store at URL. Needs Linux, and no packages. Answers three questions:
 
 1. How long does an acquisition with its release take, without and with other clients?
 2. How often does the server send requests to the store while viewers watch its events, and while there is no client?
+   How much processor time and memory does it need, with few or many held locks (`--locks 20000`)?
 3. How much memory do waiting requests need, and does every waiter receive its lock?
 """
 
@@ -27,8 +29,13 @@ import uuid
 PRINCIPALS = 64
 WAITERS_OF_A_LOCK = 500
 
-# The limit that docs/serve/limits.md states: five per second, for any number of viewers.
-MAX_STORE_REQUESTS_PER_MINUTE = 300
+# How many connections acquire and release the locks that viewers see.
+HOLDERS = 8
+
+
+def most_per_minute(locks):
+    """Returns the limit that docs/serve/limits.md states, for any number of viewers."""
+    return 60 * (5 if locks <= 500 else 50)
 
 
 class Client:
@@ -71,8 +78,8 @@ class Client:
         body = await self.reader.readexactly(length)
         return status, json.loads(body) if body[:1] == b"{" else body.decode()
 
-    async def acquire(self, lock, wait="0s"):
-        return await self.ask("POST", "/v1/holds", {"lock": lock, "ttl": "120s", "wait": wait})
+    async def acquire(self, lock, wait="0s", ttl="120s"):
+        return await self.ask("POST", "/v1/holds", {"lock": lock, "ttl": ttl, "wait": wait})
 
     async def release(self, hold):
         status, answer = await self.ask("POST", "/v1/holds/release", {"ticket": hold["ticket"]})
@@ -114,6 +121,29 @@ async def per_minute(metrics, seconds):
     return sent * 60 / (time.perf_counter() - began)
 
 
+async def observe(metrics, server, seconds, what, bound=""):
+    """Reports the requests to the store, the processor time and the memory of the server during the next seconds."""
+    before, began = processor_time(server), time.perf_counter()
+    requests = await per_minute(metrics, seconds)
+    used = (processor_time(server) - before) * 100 / (time.perf_counter() - began)
+    report(f"store requests per minute, {what}", f"{requests:.0f}{bound}")
+    report(f"the server, {what}", f"{used:.1f} % of a processor, {memory(server):.0f} MiB")
+
+
+async def each(address, items, do):
+    """Calls `do` with a connection, a number and an item, for all items, on a few connections."""
+    numbered = enumerate(items)
+
+    async def work():
+        async with Client(address) as client:
+            for number, item in numbered:
+                # Changes the principal, to stay below the limit of each.
+                client.token = f"token-{number % PRINCIPALS}"
+                await do(client, number, item)
+
+    await asyncio.gather(*(work() for _ in range(min(HOLDERS, len(items)))))
+
+
 async def watch(address, principal, opened, events):
     async with Client(address, principal) as client:
         await client.send("GET", "/v1/events")
@@ -136,33 +166,40 @@ async def be_viewers(host, port, count):
     os._exit(0)
 
 
-async def viewers(address, metrics, count):
+async def viewers(address, metrics, server, count, locks):
     """Answers question 2."""
     holds = []
-    async with Client(address) as client:
-        for number in range(20):
-            status, hold = await client.acquire(f"shown/{number}")
-            assert status == 201, (status, hold)
-            holds.append(hold)
-    report("store requests per minute, no viewer, 20 locks", f"{await per_minute(metrics, 20):.0f}")
+
+    async def hold(client, number, _):
+        status, answer = await client.acquire(f"shown/{number}", ttl="1h")
+        assert status == 201, (status, answer)
+        holds.append((client.token, answer))
+
+    async def release(client, _, held):
+        client.token, answer = held
+        await client.release(answer)
+
+    began = time.perf_counter()
+    await each(address, range(locks), hold)
+    report(f"acquiring {locks} locks", f"{time.perf_counter() - began:.1f} s")
+    await observe(metrics, server, 20, f"no viewer, {locks} locks")
+    await latencies(address, f"no viewer, {locks} locks")
+    began = time.perf_counter()
     process = await asyncio.create_subprocess_exec(
         sys.executable, __file__, "--be-viewers", *map(str, address), str(count),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )
     assert await process.stdout.readline() == b"open\n"
-    watched = f"{await per_minute(metrics, 30):.0f} (bound: {MAX_STORE_REQUESTS_PER_MINUTE})"
-    report(f"store requests per minute, {count} viewers, 20 locks", watched)
-    await latencies(address, f"{count} viewers")
+    report(f"opening {count} event streams", f"{time.perf_counter() - began:.1f} s")
+    await observe(metrics, server, 30, f"{count} viewers, {locks} locks", f" (bound: {most_per_minute(locks)})")
+    await latencies(address, f"{count} viewers, {locks} locks")
     process.stdin.close()
     report(f"events received by {count} viewers", (await process.stdout.readline()).decode().strip())
     await process.wait()
     while await metric(metrics, "leasehold_viewers"):
         await asyncio.sleep(0.1)
-    report("store requests per minute, after the viewers left", f"{await per_minute(metrics, 20):.0f}")
-    # The server has closed the first connection, because it was idle.
-    async with Client(address) as client:
-        for hold in holds:
-            await client.release(hold)
+    await observe(metrics, server, 20, "after the viewers left")
+    await each(address, holds, release)
 
 
 async def wait_for(address, number, sent, turns):
@@ -179,6 +216,12 @@ async def wait_for(address, number, sent, turns):
                 raise AssertionError((status, answer))
         turns.append(answer["token"])
         await client.release(answer)
+
+
+def processor_time(server):
+    """Returns the seconds of processor time that the server has used."""
+    times = pathlib.Path(f"/proc/{server.pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory(server):
@@ -241,7 +284,7 @@ async def run(options, folder):
         drain = asyncio.create_task(server.stdout.read())
         await latencies(address, "no other client")
         if options.viewers:
-            await viewers(address, metrics, options.viewers)
+            await viewers(address, metrics, server, options.viewers, options.locks)
         if options.waiters:
             await waiters(address, metrics, server, options.waiters)
         server.terminate()
@@ -261,6 +304,7 @@ def main():
     parser.add_argument("leasehold", help="the command, built with the feature `serve` in release mode")
     parser.add_argument("--waiters", type=int, default=10_000, help="requests that wait for a lock (10000; 0: none)")
     parser.add_argument("--viewers", type=int, default=200, help="open event streams (200; 0: none)")
+    parser.add_argument("--locks", type=int, default=20, help="held locks that the viewers see (20)")
     parser.add_argument("--store", help="the store URL of the server (a new SQLite file)")
     options = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

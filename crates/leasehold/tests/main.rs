@@ -4,6 +4,7 @@
 #[cfg(feature = "blocking")]
 mod blocking;
 mod common;
+mod crowd;
 mod deadlock;
 mod election;
 mod existence;

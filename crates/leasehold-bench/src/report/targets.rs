@@ -1,9 +1,9 @@
 //! leasehold's performance targets, and whether they are reached.
 
 use crate::metrics::{Better, CPU, HAND_OFF_P50, MEMORY, Metric, OPS, REQUESTS, RUN_P50, STARVED, STREAMS};
-use crate::results::{Block, Row};
+use crate::results::{Block, LOCKS, Row};
 use crate::roster::Role;
-use crate::scenario::Scenario;
+use crate::scenario::{Scenario, USUAL_LOCKS};
 use crate::stats::Spread;
 
 use super::table::number;
@@ -95,7 +95,7 @@ fn judge_one(scenario: Scenario, block: &Block) -> Vec<Verdict> {
                 None,
             ]
         }
-        Scenario::Many if store == "mem" => [
+        Scenario::Many if store == "mem" && block.setting(LOCKS) <= USUAL_LOCKS => [
             verdict("less than 20 % of a core", at_most(&CPU, 20.0), " %"),
             verdict("less than 100 MB", at_most(&MEMORY, 100.0), " MB"),
             None,

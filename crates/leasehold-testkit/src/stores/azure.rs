@@ -148,7 +148,7 @@ impl TestStore for Azure {
     fn bench(&self) -> Bench {
         Bench {
             title: "Azure Blob (Azurite)",
-            scenarios: "abcdeij",
+            scenarios: "abcdefij",
             server: Some(|folder| measured(&Azurite, folder)),
         }
     }

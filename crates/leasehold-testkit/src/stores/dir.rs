@@ -77,7 +77,7 @@ impl TestStore for Dir {
     }
 
     fn bench(&self) -> Bench {
-        Bench { title: "a directory", scenarios: "abcdei", server: None }
+        Bench { title: "a directory", scenarios: "abcdefi", server: None }
     }
 }
 

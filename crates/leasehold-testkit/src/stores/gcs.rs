@@ -99,7 +99,7 @@ impl TestStore for Gcs {
     fn bench(&self) -> Bench {
         Bench {
             title: "GCS (fake-gcs-server)",
-            scenarios: "abcdeij",
+            scenarios: "abcdefij",
             server: Some(|folder| measured(&FakeGcsServer, folder)),
         }
     }

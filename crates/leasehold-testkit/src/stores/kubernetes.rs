@@ -95,7 +95,7 @@ impl TestStore for Kubernetes {
     fn bench(&self) -> Bench {
         Bench {
             title: "Kubernetes Lease (kube-apiserver)",
-            scenarios: "abcdeij",
+            scenarios: "abcdefij",
             server: Some(|folder| measured(&ApiServer, folder)),
         }
     }

@@ -139,7 +139,7 @@ impl TestStore for S3 {
     }
 
     fn bench(&self) -> Bench {
-        Bench { title: "S3 (MinIO)", scenarios: "abcdeij", server: Some(|folder| measured(&MinIo, folder)) }
+        Bench { title: "S3 (MinIO)", scenarios: "abcdefij", server: Some(|folder| measured(&MinIo, folder)) }
     }
 }
 
