@@ -44,7 +44,7 @@ fn each_write_keeps_the_size_of_a_record_and_only_its_holder_changes_it() {
     let sized =
         |claim: &Claim, over: &Record| grant(claim, Some(over), Some(store()), Some(0), id(9)).unwrap().size;
     let first = grant(&of(Some(3), 1), None, Some(store()), Some(0), id(2)).unwrap();
-    assert_eq!(first.size, 3);
+    assert_eq!((first.size, held(&first, None, None).size), (3, Some(3)));
     assert_eq!(unseen_grant(&of(Some(3), 1), None, id(2)).size, 3, "if the record has none");
     let free = freed(&first, End::Released, None, Some(store()), id(3));
     for over in [&first, &free, &evicted(&first, None, Some(store()), id(3))] {
@@ -150,6 +150,7 @@ fn a_cooldown_names_the_last_holder_and_ends() {
         panic!("it is in its cooldown");
     };
     assert!(told.in_cooldown && told.holder.is_none());
+    assert_eq!(told.lease, Some(cooldown));
     assert_eq!(told.last_holder.unwrap().pid, std::process::id());
     let over = StoreTime::between(NOW_US + 61_000_000, NOW_US + 61_000_000);
     assert!(matches!(state(Some(&content), Duration::ZERO, Some(over), RULES), State::Free));
@@ -281,25 +282,6 @@ fn a_repeated_claim_is_lost_once_its_limit_has_certainly_passed() {
     assert!(judged(10_000_000, false).is_none());
 }
 
-/// Nobody holds a lock that is in a cooldown.
-#[test]
-fn a_spent_claim_is_not_said_to_be_taken_over_by_a_cooldown() {
-    let cooldown = Some(Duration::from_secs(60));
-    let next = Claim { id: id(5), ..claim() };
-    let taken = grant(&next, Some(&held_record()), Some(store()), Some(0), id(6)).unwrap();
-    let spent = Claim { repeatable: true, ..claim() };
-    let reason = |record: Record| {
-        let content = Content::Record(Box::new(record));
-        match judge(&spent, &[], Some(&content), Duration::ZERO, None, RULES) {
-            Claimed::Lost(loss) => loss.reason,
-            other => panic!("{other:?}"),
-        }
-    };
-    let cooling = freed(&taken, End::Released, cooldown, Some(store()), id(7));
-    assert!(matches!(reason(taken), LossReason::TakenOver { .. }));
-    assert!(matches!(reason(cooling), LossReason::Expired { .. }));
-}
-
 /// A failover restored an earlier record of the grant. Any other unexpected record may be a copy's.
 #[test]
 fn a_lower_heartbeat_on_a_store_that_loses_writes_is_an_earlier_write() {
@@ -323,9 +305,10 @@ fn a_repetition_never_shortens_the_ttl_of_the_record() {
 
 #[test]
 fn a_foreign_record_is_held_and_shows_its_description() {
-    let foreign = Content::foreign("a JSON of others");
+    let lasts = Some(Duration::from_secs(5));
+    let foreign = Content::Foreign { what: "a JSON of others".to_owned(), lasts, history: Vec::new() };
     let State::Held(told) = state(Some(&foreign), Duration::MAX, None, RULES) else { panic!("it is held") };
-    assert_eq!(told.foreign.as_deref(), Some("a JSON of others"));
+    assert_eq!((told.foreign.as_deref(), told.lapses_within), (Some("a JSON of others"), lasts));
 }
 
 #[test]
