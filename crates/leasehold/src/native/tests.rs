@@ -35,7 +35,8 @@ struct Scripted {
     /// Each reply, and how long it takes.
     script: Mutex<VecDeque<(Duration, Reply)>>,
     asked: Mutex<Vec<&'static str>>,
-    is_in_line: bool,
+    /// Whether the store has what only some have: a line with a place for each waiter, a sweep, a deletion.
+    has_all: bool,
 }
 
 impl Scripted {
@@ -72,7 +73,8 @@ impl NativeLeases for Scripted {
 
     fn capabilities(&self) -> Capabilities {
         let poll_interval = crate::lease::PollInterval { min: SECOND, max: SECOND };
-        Capabilities::new("a script", poll_interval)
+        let line = self.has_all.then_some("the script");
+        Capabilities { line, ..Capabilities::new("a script", poll_interval) }
     }
 
     async fn claim(&self, _: &Claim, ask: &mut Ask<'_>) -> Outcome<Claimed> {
@@ -82,7 +84,11 @@ impl NativeLeases for Scripted {
     }
 
     fn gave_up(&self, _: &Claim) -> bool {
-        self.is_in_line
+        self.has_all
+    }
+
+    fn is_swept(&self) -> bool {
+        self.has_all
     }
 
     async fn renew(&self, _: &Grant, _: &mut Ask<'_>) -> Outcome<Renewed> {
@@ -135,9 +141,22 @@ impl Watch for Scripted {
     async fn changed(&self, _: &LockName, _: &HolderInfo) -> Result<(), StoreError> {
         Ok(())
     }
+
+    async fn ended(&self, _: &Grant) {
+        self.asked.lock().unwrap().push("ended");
+    }
+
+    async fn holder_changed(&self, _: &LockName, _: &Status) {
+        self.asked.lock().unwrap().push("holder changed");
+    }
 }
 
-impl Diagnose for Scripted {}
+#[async_trait]
+impl Diagnose for Scripted {
+    async fn discard(&self, _: &LockName) -> Result<bool, StoreError> {
+        Ok(self.has_all)
+    }
+}
 
 type Store = NativeStore<Scripted>;
 
@@ -145,11 +164,11 @@ fn store(script: impl IntoIterator<Item = Reply>) -> Store {
     store_with(script.into_iter().map(|reply| (Duration::ZERO, reply)), false)
 }
 
-fn store_with(script: impl IntoIterator<Item = (Duration, Reply)>, is_in_line: bool) -> Store {
+fn store_with(script: impl IntoIterator<Item = (Duration, Reply)>, has_all: bool) -> Store {
     let clock = Arc::new(TestClock::default());
     let env = Env::seeded(clock.clone(), 1);
     let script = Mutex::new(script.into_iter().collect());
-    NativeStore::new(Scripted { env, clock, script, asked: Mutex::default(), is_in_line })
+    NativeStore::new(Scripted { env, clock, script, asked: Mutex::default(), has_all })
 }
 
 /// Returns the requests since the last call. The script must be over.
@@ -341,6 +360,14 @@ async fn a_renewal_continues_with_the_memo_that_it_found() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_grant_keeps_the_memo_of_its_claim() {
+    let lease = Lease { until: None, memo: Some(Arc::new(5_u8)) };
+    let store = store([Reply::Claimed(Claimed::Granted(token(), lease))]);
+    let AcquireOutcome::Granted(grant) = store.try_acquire(&claim(&store)).await.unwrap() else { panic!() };
+    assert_eq!(memo::<u8>(&grant), Some(&5));
+}
+
+#[tokio::test(start_paused = true)]
 async fn only_an_unanswered_request_counts_as_the_release() {
     let gone = || Reply::Ended(Ended::Gone);
     for (replies, expected, requests) in [
@@ -381,11 +408,13 @@ async fn a_release_that_failed_or_was_dropped_is_remembered() {
         }
         assert_eq!(store.release(&mut grant, None).await.unwrap(), expected);
     }
-    let store = store([NoAnswer, Refused(ErrorKind::Denied), Reply::Ended(Ended::Now)]);
+    let denied = || Refused(ErrorKind::Denied);
+    let store = store([NoAnswer, denied(), denied(), Reply::Ended(Ended::Now)]);
     let mut grant = grant(&store);
     assert!(is_maybe(store.release(&mut grant, None).await), "the first request may have released it");
+    store.release(&mut grant, None).await.unwrap_err();
     store.release(&mut grant, Some(SECOND)).await.unwrap();
-    assert_eq!(asked(&store), ["end", "end again", "end with a cooldown"]);
+    assert_eq!(asked(&store), ["end", "end again", "end again", "end with a cooldown"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -430,4 +459,19 @@ async fn a_listing_has_all_pages_and_ends() {
     assert_eq!(names.iter().map(LockName::as_str).collect::<Vec<_>>(), ["x1", "x2"]);
     let endless: Result<Vec<LockName>, _> = store.list("endless").try_collect().await;
     assert_eq!(endless.unwrap_err().fault().kind, ErrorKind::Corrupt);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_needs_no_repetition_is_passed_on() {
+    for has_all in [false, true] {
+        let store = store_with([], has_all);
+        let (grant, claim) = (grant(&store), claim(&store));
+        let place = |waits| store.may_have_place(&Claim { waits, ..claim.clone() });
+        assert_eq!([place(true), place(false)], [has_all, false]);
+        assert_eq!(store.sweep(&claim.name, SECOND, false).await.is_ok(), has_all);
+        assert_eq!(store.discard(&claim.name).await.unwrap(), has_all);
+        store.ended(&grant).await;
+        store.holder_changed(&claim.name, &Status::new(claim.name.clone(), crate::lease::State::Free)).await;
+        assert_eq!(asked(&store), ["ended", "holder changed"]);
+    }
 }

@@ -215,6 +215,8 @@ mod tests {
     fn a_claim_stands_behind_those_that_joined_before() {
         let record = free();
         let line = line(&[1, 2, 3], &record);
+        assert_eq!((line.back(), line.is_empty()), (3, false));
+        assert_eq!((Line::of(Vec::new()).back(), Line::of(Vec::new()).is_empty()), (0, true));
         let standing = |seed| line.standing(waiter(seed).claim, &record);
         assert_eq!(standing(1), first(1));
         let before = |n| Before { number: n, claim: waiter(n).claim, polls: Duration::from_secs(n) };

@@ -266,11 +266,21 @@ mod tests {
         for awaited in [false, true] {
             let mut policy = CohortPolicy::default();
             policy.granted(&grant(1, None), at(0));
-            policy.released(at(5_000), &store, Ttl::DEFAULT, awaited);
-            assert!(!policy.continues(at(5_000), &store, Ttl::DEFAULT));
+            policy.released(at(1_000), &store, Ttl::DEFAULT, awaited);
+            assert!(!policy.continues(at(1_000), &store, Ttl::DEFAULT));
             policy.requested(at(5_000), &store, Ttl::DEFAULT);
             assert!(policy.backoff(at(5_000)).is_zero());
         }
+    }
+
+    #[test]
+    fn a_return_after_others_could_poll_begins_a_period() {
+        let mut policy = CohortPolicy::default();
+        policy.granted(&grant(1, None), at(0));
+        policy.released(at(100), &store(), Ttl::DEFAULT, false);
+        policy.requested(at(350), &store(), Ttl::DEFAULT);
+        policy.granted(&grant(2, None), at(350));
+        assert_eq!([2_349, 2_350].map(|ms| policy.continues(at(ms), &store(), Ttl::DEFAULT)), [true, false]);
     }
 
     #[test]

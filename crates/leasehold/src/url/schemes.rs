@@ -397,3 +397,65 @@ fn is_subject_prefix(text: &str) -> bool {
 fn is_master(text: &str) -> bool {
     is_some(text) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ops::RangeInclusive;
+
+    use super::*;
+
+    /// Checks the lengths of names, and a few names that are fine or not.
+    fn check(is: fn(&str) -> bool, lengths: RangeInclusive<usize>, fine: &[&str], wrong: &[&str]) {
+        let (least, most) = (*lengths.start(), *lengths.end());
+        let name = |length| "a".repeat(length);
+        assert!(is(&name(least)) && is(&name(most)), "{lengths:?}: {fine:?}");
+        assert!(!is(&name(most + 1)) && (least == 0 || !is(&name(least - 1))), "{lengths:?}: {fine:?}");
+        fine.iter().for_each(|name| assert!(is(name), "{name:?}"));
+        wrong.iter().for_each(|name| assert!(!is(name), "{name:?} among {wrong:?}"));
+    }
+
+    /// A name that its server would refuse is an error before anything is locked.
+    #[test]
+    fn names_in_urls_are_those_that_their_servers_accept() {
+        check(is_s3_bucket, 3..=63, &["a-b.c", "arn:x"], &["a..b", "A-b", "-ab", "ab-", "a_b"]);
+        check(is_gcs_bucket, 3..=63, &["a_b-c.d"], &["a..b", "-ab", "ab-"]);
+        let part = "a".repeat(63);
+        let longest = format!("{part}.{part}.{part}.{}", "a".repeat(30));
+        assert!(is_gcs_bucket(&longest) && !is_gcs_bucket(&format!("{longest}a")));
+        check(is_azure_account, 3..=24, &["a1b"], &["a-b", "A1b"]);
+        check(is_azure_container, 3..=63, &["a-b"], &["a--b", "a.b"]);
+        check(is_dynamodb_table, 3..=255, &["A_b-.", "---"], &["a b", "a/b"]);
+        check(is_table_or_arn, 3..=255, &["arn:aws:x/y"], &["a/b"]);
+        check(is_label, 1..=63, &["a-b"], &["-a", "a-", "a.b"]);
+        check(is_attribute, 1..=255, &["a b"], &["a\nb"]);
+        check(is_project, 1..=100, &["a.b:c-1"], &["A", "a_b"]);
+        check(is_table, 1..=63, &["a.b", "\u{e4} b"], &["a.b.c", "a.", "a\"b", "a\nb"]);
+        check(is_mysql_table, 1..=63, &["a b"], &["a ", "a`b", "a/b", "a\\b", "a.b", "a\nb"]);
+        check(is_key_prefix, 0..=250, &["a/b"], &["/a", "a//b", "a\nb"]);
+        check(is_subject_prefix, 1..=250, &["a/b.c_=-"], &["a b", "a..b", ".a", "a//b"]);
+
+        let checks: [(fn(&str) -> bool, &[&str], &[&str]); 7] = [
+            (is_region, &["eu-west-1"], &["", "EU", "a_b"]),
+            (is_account, &["123456789012"], &["12345678901", "1234567890123", "12345678901a"]),
+            (is_kms_key, &["alias/a_b-C", "arn:aws:kms:1"], &["", "a b"]),
+            (are_tags, &["a:b,c:"], &["", "a", ":b", "a:b,"]),
+            (is_service_account, &["a-b@c.d"], &["@c.d", "a@c", "a.b", "a b@c.d"]),
+            (
+                is_cloud_kms_key,
+                &["projects/a.b:c/locations/l/keyRings/r/cryptoKeys/k"],
+                &[
+                    "projects/p/locations/l/keyRings/r/cryptoKeys/k/x",
+                    "projects/p/locations/l/keyRings/r/cryptoKeys",
+                    "projects//locations/l/keyRings/r/cryptoKeys/k",
+                    "projects/p q/locations/l/keyRings/r/cryptoKeys/k",
+                    "folders/p/locations/l/keyRings/r/cryptoKeys/k",
+                ],
+            ),
+            (is_master, &["a._-B"], &["", "a b"]),
+        ];
+        for (is, fine, wrong) in checks {
+            fine.iter().for_each(|name| assert!(is(name), "{name:?}"));
+            wrong.iter().for_each(|name| assert!(!is(name), "{name:?} among {wrong:?}"));
+        }
+    }
+}

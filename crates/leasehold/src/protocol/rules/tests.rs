@@ -44,7 +44,7 @@ fn each_write_keeps_the_size_of_a_record_and_only_its_holder_changes_it() {
     let sized =
         |claim: &Claim, over: &Record| grant(claim, Some(over), Some(store()), Some(0), id(9)).unwrap().size;
     let first = grant(&of(Some(3), 1), None, Some(store()), Some(0), id(2)).unwrap();
-    assert_eq!(first.size, 3);
+    assert_eq!((first.size, held(&first, None, None).size), (3, Some(3)));
     assert_eq!(unseen_grant(&of(Some(3), 1), None, id(2)).size, 3, "if the record has none");
     let free = freed(&first, End::Released, None, Some(store()), id(3));
     for over in [&first, &free, &evicted(&first, None, Some(store()), id(3))] {
@@ -150,6 +150,7 @@ fn a_cooldown_names_the_last_holder_and_ends() {
         panic!("it is in its cooldown");
     };
     assert!(told.in_cooldown && told.holder.is_none());
+    assert_eq!(told.lease, Some(cooldown));
     assert_eq!(told.last_holder.unwrap().pid, std::process::id());
     let over = StoreTime::between(NOW_US + 61_000_000, NOW_US + 61_000_000);
     assert!(matches!(state(Some(&content), Duration::ZERO, Some(over), RULES), State::Free));
@@ -208,11 +209,106 @@ fn the_history_beside_another_client_shows_how_a_grant_ended() {
     assert!(matches!(judged(false), Claimed::Taken(_)));
 }
 
+/// Contradicting readings of the store's clock, and `store_clock=off`, leave observation only. A cooldown has no holder
+/// to protect, so the option does not apply to it.
+#[test]
+fn the_stores_clock_decides_only_if_its_readings_agree_within_the_margin() {
+    let (tick, cooldown) = (Duration::from_millis(1), Duration::from_secs(10));
+    let held = held_record();
+    let cooling = freed(&held, End::Released, Some(cooldown), Some(store()), id(3));
+    for (record, apart, store_clock, ended) in [
+        (&held, RULES.margin, true, true),
+        (&held, RULES.margin + tick, true, false),
+        (&held, Duration::ZERO, false, false),
+        (&cooling, RULES.margin, false, true),
+        (&cooling, RULES.margin + tick, false, false),
+    ] {
+        let now = StoreTime { apart, ..StoreTime::exactly(NOW_US + 60_000_000) };
+        let rules = Rules { store_clock, ..RULES };
+        let found = availability(record, Duration::ZERO, Some(now), rules);
+        assert_eq!(found == Availability::Grantable, ended, "{:?}, {apart:?}, {store_clock}", record.state);
+    }
+    // By observation, a cooldown lasts until it is over on a fast clock too.
+    let left = availability(&cooling, cooldown, None, RULES);
+    let lapses_within = cooldown.mul_f64(1.0 + RATE_ERROR) - cooldown;
+    assert_eq!(left, Availability::Taken { lapses_within });
+}
+
+#[test]
+fn a_record_shows_how_old_it_is_and_how_long_it_has_been_free() {
+    let (second, free) =
+        (Duration::from_secs(1), freed(&held_record(), End::Released, None, Some(store()), id(3)));
+    let now = Some(StoreTime::between(NOW_US + 9_000_000, NOW_US + 10_000_000));
+    assert_eq!(available_for(&free, 7 * second, None, RULES), 7 * second, "as observed");
+    assert_eq!(available_for(&free, 7 * second, now, RULES), 9 * second, "by the store's clock");
+    assert_eq!(available_for(&held_record(), 7 * second, now, RULES), Duration::ZERO, "it is held");
+
+    let written_at = |us| Record { renewed_at_us: us, ..held_record() };
+    let ahead = NOW_US + micros(RULES.margin);
+    for (record, store, known) in [
+        (written_at(Some(ahead)), Some(store()), true),
+        (written_at(Some(ahead + 1)), Some(store()), false), // The clock was set back.
+        (written_at(None), Some(store()), false),
+        (written_at(Some(NOW_US)), None, false),
+    ] {
+        assert_eq!(knows_age(&record, store, RULES), known, "{:?}, {store:?}", record.renewed_at_us);
+    }
+}
+
+#[test]
+fn the_wait_for_a_time_of_the_store_covers_the_error_of_clocks() {
+    let second = Duration::from_secs(1);
+    assert_eq!(until_store_reads(NOW_US, StoreTime::exactly(NOW_US)), Duration::ZERO);
+    let wait = until_store_reads(NOW_US + 1_000_000, StoreTime::exactly(NOW_US));
+    assert_eq!(wait, second.mul_f64(1.0 + 2.0 * RATE_ERROR) + Duration::from_millis(1));
+}
+
+/// A repetition renews the lease, so it ends with the limit. Another claim's repetition has nothing to do with it.
+#[test]
+fn a_repeated_claim_is_lost_once_its_limit_has_certainly_passed() {
+    let mut record = Record { unconfirmed: false, ..held_record() };
+    record.holder.max_hold_ms = Some(10_000);
+    let content = Content::Record(Box::new(record));
+    let judged = |held_us: u64, repeatable| {
+        let claim = Claim { repeatable, ..claim() };
+        let now = StoreTime::between(NOW_US + held_us, u64::MAX);
+        match judge(&claim, &[], Some(&content), Duration::ZERO, Some(now), RULES) {
+            Claimed::Lost(loss) => Some(loss.reason),
+            _ => None,
+        }
+    };
+    assert!(judged(9_999_999, true).is_none());
+    assert!(matches!(judged(10_000_000, true), Some(LossReason::Limit)));
+    assert!(judged(10_000_000, false).is_none());
+}
+
+/// A failover restored an earlier record of the grant. Any other unexpected record may be a copy's.
+#[test]
+fn a_lower_heartbeat_on_a_store_that_loses_writes_is_an_earlier_write() {
+    let record = Record { heartbeat: 4, ..held_record() };
+    let content = Content::Record(Box::new(record));
+    let settle = |lost_below| settle_renewal(id(1), Some(id(9)), lost_below, &[], Some(&content));
+    assert!(matches!(settle(5), Settled::Earlier));
+    assert!(matches!(settle(4), Settled::Foreign));
+}
+
+/// Contenders use the ttl of the record.
+#[test]
+fn a_repetition_never_shortens_the_ttl_of_the_record() {
+    let own = held_record();
+    let ttl_of = |ms| {
+        let claim = Claim { ttl: Ttl::from_millis(ms).unwrap(), repeatable: true, ..claim() };
+        granted_again(&own, &claim, None, id(4)).ttl_ms
+    };
+    assert_eq!([ttl_of(own.ttl_ms / 2), ttl_of(own.ttl_ms * 2)], [own.ttl_ms, own.ttl_ms * 2]);
+}
+
 #[test]
 fn a_foreign_record_is_held_and_shows_its_description() {
-    let foreign = Content::foreign("a JSON of others");
+    let lasts = Some(Duration::from_secs(5));
+    let foreign = Content::Foreign { what: "a JSON of others".to_owned(), lasts, history: Vec::new() };
     let State::Held(told) = state(Some(&foreign), Duration::MAX, None, RULES) else { panic!("it is held") };
-    assert_eq!(told.foreign.as_deref(), Some("a JSON of others"));
+    assert_eq!((told.foreign.as_deref(), told.lapses_within), (Some("a JSON of others"), lasts));
 }
 
 #[test]
