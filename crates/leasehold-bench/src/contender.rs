@@ -313,7 +313,8 @@ async fn many<C: Client>(client: &Arc<C>, options: &Options) -> Result<ExitCode,
         eprintln!("contender: this client does not renew leases");
         return Ok(ExitCode::from(UNSUPPORTED));
     }
-    if let Some(why) = reason(&short).take() {
+    let why = reason(&short).take();
+    if let Some(why) = why {
         print_line(&format!("short {}", why.replace('\n', " "))).await?;
     }
     print_line(&format!("held {}", held.len())).await?;

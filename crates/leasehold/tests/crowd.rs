@@ -27,7 +27,7 @@ struct Turn {
 /// All processes come within a second, and each takes the lock once.
 #[tokio::test(start_paused = true)]
 async fn each_process_of_a_crowd_is_served() {
-    let count: u32 = std::env::var("LEASEHOLD_CONTENDERS").map_or(200, |count| count.parse().unwrap());
+    let count: u32 = std::env::var("LEASEHOLD_CONTENDERS").map_or(100, |count| count.parse().unwrap());
     let world = World::paced();
     let began = world.clock.now();
     let mut crowd = JoinSet::new();

@@ -404,6 +404,9 @@ mod tests {
 
     use super::*;
 
+    /// What decides about a name, names that are fine, and others.
+    type Check = (fn(&str) -> bool, &'static [&'static str], &'static [&'static str]);
+
     /// Checks the lengths of names, and a few names that are fine or not.
     fn check(is: fn(&str) -> bool, lengths: RangeInclusive<usize>, fine: &[&str], wrong: &[&str]) {
         let (least, most) = (*lengths.start(), *lengths.end());
@@ -434,7 +437,7 @@ mod tests {
         check(is_key_prefix, 0..=250, &["a/b"], &["/a", "a//b", "a\nb"]);
         check(is_subject_prefix, 1..=250, &["a/b.c_=-"], &["a b", "a..b", ".a", "a//b"]);
 
-        let checks: [(fn(&str) -> bool, &[&str], &[&str]); 7] = [
+        let checks: [Check; 7] = [
             (is_region, &["eu-west-1"], &["", "EU", "a_b"]),
             (is_account, &["123456789012"], &["12345678901", "1234567890123", "12345678901a"]),
             (is_kms_key, &["alias/a_b-C", "arn:aws:kms:1"], &["", "a b"]),
