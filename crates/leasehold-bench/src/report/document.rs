@@ -1,7 +1,7 @@
 //! Updates docs/performance.md: the text between its markers is generated from the results, and the rest is written by
 //! hand.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -47,19 +47,29 @@ pub(crate) fn plots(results: &Results, folder: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns all targets, and whether they are reached.
+/// Returns all targets, and whether they are reached. A target that several places reach is one line.
 fn targets(results: &Results) -> String {
     let mut text = "| | where | target | measured | |\n|---|---|---|---|---|\n".to_owned();
     for scenario in Scenario::ALL {
-        for verdict in judge(*scenario, &results.of(*scenario)) {
-            text.push_str(&format!(
-                "| {} | {} | {} | {} | {} |\n",
-                scenario.letter(),
-                verdict.place,
-                verdict.target,
-                verdict.measured,
-                if verdict.reached { "reached" } else { "**missed**" }
-            ));
+        let verdicts = judge(*scenario, &results.of(*scenario));
+        let (reached, missed): (Vec<_>, Vec<_>) = verdicts.into_iter().partition(|verdict| verdict.reached);
+        let mut by_target = BTreeMap::<_, Vec<_>>::new();
+        for verdict in reached {
+            by_target.entry(verdict.target).or_default().push((verdict.place, verdict.measured));
+        }
+        let reached = by_target.into_iter().map(|(target, places)| {
+            let measured: BTreeSet<_> = places.iter().map(|(_, measured)| measured.as_str()).collect();
+            let measured = measured.into_iter().collect::<Vec<_>>().join("; ");
+            let place = match &places[..] {
+                [(place, _)] => place.clone(),
+                more => format!("{} places", more.len()),
+            };
+            (place, target, measured, "reached")
+        });
+        let missed =
+            missed.into_iter().map(|verdict| (verdict.place, verdict.target, verdict.measured, "**missed**"));
+        for (place, target, measured, end) in reached.chain(missed) {
+            text.push_str(&format!("| {} | {place} | {target} | {measured} | {end} |\n", scenario.letter()));
         }
     }
     text

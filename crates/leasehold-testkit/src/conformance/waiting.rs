@@ -80,14 +80,19 @@ pub async fn waiters_are_granted_the_lock_in_order(harness: &dyn Harness) {
         let (client, claim) = &waiters[n];
         let asked = before.env().now();
         before.release(&mut grant).await;
-        if let Some((later, claim)) = waiters.get(n + 1)
-            && let AcquireOutcome::Granted(_) = later.attempt(claim).await
-        {
-            // A waiter that does not take the free lock is passed over. No store does that within a second.
-            let passed = later.env().now().longest_since(asked);
-            assert!(passed >= Duration::from_secs(1), "waiter {} comes before waiter {n}", n + 1);
-            return;
+        // Neither the process that had the lock, nor the waiter behind, comes first.
+        let mut again = before.claim(&lock, LONG);
+        again.waits = true;
+        let later = waiters.get(n + 1).map(|(later, claim)| (later, claim));
+        for (other, claim) in [(&before, &again)].into_iter().chain(later) {
+            if let AcquireOutcome::Granted(_) = other.attempt(claim).await {
+                // A waiter that does not take the free lock is passed over. No store does that within a second.
+                let passed = other.env().now().longest_since(asked);
+                assert!(passed >= Duration::from_secs(1), "{:?} comes before waiter {n}", other.who());
+                return;
+            }
         }
+        withdraw(&before, &again).await;
         let next = client.within("the lock", acquired(client, claim)).await;
         client.assert_rises(grant.token, next.token);
         (grant, before) = (next, client.clone());

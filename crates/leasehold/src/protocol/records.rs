@@ -128,6 +128,12 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
         self.write(name, Precondition::Version(version), Some(record), &marked).await
     }
 
+    /// Returns whether a line with waiters shows in the version of the record, because the record is marked. Otherwise, a
+    /// record that was read before does not tell whether a claim waits now.
+    fn marks_awaited(&self) -> bool {
+        self.claims() != Claims::InTurn
+    }
+
     /// Waits until the store reports that the lock is free, or, unless it [calls the first](Self::calls_the_first), that
     /// it has to be read. Never ends if the store cannot report it. Waiters poll anyway. `claim` is the waiter, if it may
     /// be in the line. Cancel safe.

@@ -166,6 +166,8 @@ impl RegisterLeases {
     ) -> Result<Next, StoreError> {
         let now = self.now();
         let is_known = known.is_some();
+        // Others may have joined the line since the record was read, and its version would be the same.
+        let shows_waiters = has_polled || self.records.marks_awaited();
         if let Some(observation) = known {
             let unchanged_for = observation.unchanged_for(now);
             let free = rules::availability(&observation.record, unchanged_for, self.store_time(), self.rules)
@@ -177,8 +179,8 @@ impl RegisterLeases {
             let is_reserved = first.is_some_and(|first| first.claim != claim.id);
             // In turn, the store itself decides on a free lock, unless a poll has just shown that another claim is
             // first.
-            let decides = self.claims_in_turn() && state == RecordState::Free && !(has_polled && is_reserved);
-            if (free || has_polled) && grant != claim.id && !unconfirmed && !decides {
+            let decides = self.claims_in_turn() && state == RecordState::Free && !is_reserved;
+            if (free || has_polled) && shows_waiters && grant != claim.id && !unconfirmed && !decides {
                 let found = Some(Content::Record(Box::new(observation.record.clone())));
                 let reading = Reading { found, observation: Some(observation), at: now };
                 return Ok(Next::Judge(Box::new(reading)));
@@ -190,7 +192,7 @@ impl RegisterLeases {
             // A hold with a limit needs the time of its grant, which is unknown before the first response.
             Claims::Free => {
                 let needs_time = claim.holder.max_hold_ms.is_some() && self.store_time().is_none();
-                !is_known && !claim.repeatable && !needs_time
+                !(is_known && shows_waiters) && !claim.repeatable && !needs_time
             }
             Claims::Never => false,
         };

@@ -177,6 +177,10 @@ impl<T: Checks> Records for TableRecords<T> {
         Ok(Written::Conflict(Refusal::Unexplained))
     }
 
+    fn marks_awaited(&self) -> bool {
+        false
+    }
+
     async fn freed(&self, name: &LockName, claim: Option<Id>) {
         let Some((calls, claim)) = self.0.leases.calls().zip(claim) else { return pending().await };
         // Registers before the read, so that no call is missed.
