@@ -186,13 +186,14 @@ impl RegisterLeases {
                 return Ok(Next::Judge(Box::new(reading)));
             }
         }
+        let is_shown = is_known && shows_waiters;
         let unread = match self.records.claims() {
             Claims::InTurn => true,
             // Only the record shows whether the grant of a repeated claim has ended.
             // A hold with a limit needs the time of its grant, which is unknown before the first response.
             Claims::Free => {
                 let needs_time = claim.holder.max_hold_ms.is_some() && self.store_time().is_none();
-                !(is_known && shows_waiters) && !claim.repeatable && !needs_time
+                !is_shown && !claim.repeatable && !needs_time
             }
             Claims::Never => false,
         };
