@@ -47,6 +47,8 @@ struct Table {
     late: Mutex<Vec<(LockName, Record)>>,
     /// The latest [`Records::next_token`], if the table has any.
     next_token: Mutex<Option<u64>>,
+    /// Whether a waiter changes no version.
+    hides_waiters: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -176,6 +178,10 @@ impl Records for Client {
 
     fn claims(&self) -> Claims {
         Claims::Free
+    }
+
+    fn marks_awaited(&self) -> bool {
+        !self.table.hides_waiters
     }
 
     fn others_delete(&self) -> bool {
@@ -319,6 +325,21 @@ async fn a_free_record_is_granted_unseen_in_one_request() {
     world.requests();
     granted(&client).await;
     assert_eq!(world.requests(), ["write"], "a cached record is not claimed unseen");
+}
+
+/// The next claim of the process that released the lock must not overtake those that have joined the line meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_known_record_is_judged_only_if_it_shows_waiters() {
+    for hides_waiters in [false, true] {
+        let table = Arc::new(Table { hides_waiters, ..Table::default() });
+        let world = World { table, clock: Arc::default() };
+        let client = world.client();
+        let mut grant = granted(&client).await;
+        client.release(&mut grant, None).await.unwrap();
+        world.requests();
+        granted(&client).await;
+        assert_eq!(world.requests(), [if hides_waiters { "claim" } else { "write" }]);
+    }
 }
 
 #[tokio::test(start_paused = true)]
