@@ -413,6 +413,10 @@ mod tests {
         let name = |length| "a".repeat(length);
         assert!(is(&name(least)) && is(&name(most)), "{lengths:?}: {fine:?}");
         assert!(!is(&name(most + 1)) && (least == 0 || !is(&name(least - 1))), "{lengths:?}: {fine:?}");
+        decides(is, fine, wrong);
+    }
+
+    fn decides(is: fn(&str) -> bool, fine: &[&str], wrong: &[&str]) {
         fine.iter().for_each(|name| assert!(is(name), "{name:?}"));
         wrong.iter().for_each(|name| assert!(!is(name), "{name:?} among {wrong:?}"));
     }
@@ -457,8 +461,7 @@ mod tests {
             (is_master, &["a._-B"], &["", "a b"]),
         ];
         for (is, fine, wrong) in checks {
-            fine.iter().for_each(|name| assert!(is(name), "{name:?}"));
-            wrong.iter().for_each(|name| assert!(!is(name), "{name:?} among {wrong:?}"));
+            decides(is, fine, wrong);
         }
     }
 }

@@ -185,7 +185,7 @@ impl RegisterLeases {
                 self.join(claim, record).await?;
             }
             let has_place = claim.place.is_taken(claim.id, record.served) || self.is_passed_over(claim);
-            if has_place && !record.awaited {
+            if has_place && !record.awaited && self.records.marks_awaited() {
                 self.mark_awaited(&claim.name, record, version).await?;
             }
             Ok::<_, StoreError>(())

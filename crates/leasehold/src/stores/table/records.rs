@@ -18,7 +18,7 @@ use crate::lease::{Capabilities, Id, LeaseStore, PollInterval, StoreOptions};
 use crate::protocol::RegisterLeases;
 use crate::protocol::line::Waiter;
 use crate::protocol::record::Record;
-use crate::protocol::records::{Change, Claims, Found, Records, Refusal, Written};
+use crate::protocol::records::{Change, Claims, Found, Records, Written};
 use crate::register::{Precondition, Version};
 use crate::retry::retry;
 use crate::stores::columns::Columns;
@@ -172,11 +172,7 @@ impl<T: Checks> Records for TableRecords<T> {
         self.run(|table| async move { table.settle(&name, version.as_ref()).await }).await?
     }
 
-    /// Changes nothing, because the line comes with each record.
-    async fn mark_awaited(&self, _: &LockName, _: &Version, _: &Record) -> Result<Written, StoreError> {
-        Ok(Written::Conflict(Refusal::Unexplained))
-    }
-
+    /// The line comes with each record.
     fn marks_awaited(&self) -> bool {
         false
     }
