@@ -7,6 +7,8 @@
 # LEASEHOLD_FUZZ_RUNS is the number of runs (default: 2000; slow targets run fewer). LEASEHOLD_FUZZ_SEED is the seed (default: 1;
 # with 0, each run has a different seed).
 set -euo pipefail
+TARGET=$(realpath -m "${CARGO_TARGET_DIR:-$(dirname "${BASH_SOURCE[0]}")/../target}")/fuzz
+readonly TARGET
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 # The flags that cargo-fuzz sets, except those of the address sanitizer. It needs a nightly toolchain, and would find little,
@@ -18,9 +20,10 @@ readonly FLAGS="--cfg fuzzing -Cpasses=sancov-module
 host=$(rustc -vV | sed -n 's/^host: //p')
 # With --target, cargo does not apply the flags to build scripts and macros.
 # A run of a few inputs takes less time than the optimizer.
-if (($# > 0)); then profile=release built=target/$host/release; else profile=dev built=target/$host/debug; fi
+if (($# > 0)); then profile=release folder=release; else profile=dev folder=debug; fi
+built=$TARGET/$host/$folder
 RUSTFLAGS=$(tr -s ' \n' ' ' <<<"$FLAGS") \
-    cargo build --quiet --profile "$profile" --locked --target "$host" --target-dir target
+    cargo build --quiet --profile "$profile" --locked --target "$host" --target-dir "$TARGET"
 export RUST_BACKTRACE=${RUST_BACKTRACE:-0}
 
 if (($# > 0)); then
@@ -28,11 +31,11 @@ if (($# > 0)); then
     shift
     mkdir -p "artifacts/$target"
     # New inputs are stored outside the corpus in the repository, so that it stays small.
-    mkdir -p "target/corpus/$target"
+    mkdir -p "$TARGET/corpus/$target"
     for option in "$@"; do
         [[ ! -f $option ]] || exec "$built/$target" "$@"
     done
-    exec "$built/$target" -max_len=4096 -dict=dictionary.txt -artifact_prefix="artifacts/$target/" "$@" "target/corpus/$target" "corpus/$target"
+    exec "$built/$target" -max_len=4096 -dict=dictionary.txt -artifact_prefix="artifacts/$target/" "$@" "$TARGET/corpus/$target" "corpus/$target"
 fi
 
 scratch=$(mktemp -d)

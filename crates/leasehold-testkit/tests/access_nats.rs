@@ -174,7 +174,7 @@ async fn a_certificate_is_checked_and_a_client_certificate_sent() {
     let without = server.url("", &format!("ca={ca}"));
     let locker = Locker::open(&without).await.unwrap();
     let refused = locker.lock("lock").store_timeout(Duration::from_secs(2)).try_acquire().await.unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Unavailable, "without a client certificate: {refused:?}");
+    assert_eq!(refused.kind(), ErrorKind::Invalid, "without a client certificate: {refused:?}");
 }
 
 #[tokio::test]

@@ -155,6 +155,9 @@ async fn a_certificate_is_checked_and_a_client_certificate_sent() {
     .await;
     let (ca, cert, key) = (server.file("ca.pem"), server.file("server.pem"), server.file("server.key"));
     assert_granted(&server.url("", &format!("ca={ca}&cert={cert}&key={key}"))).await;
+    let uncertified = refused(&server.url("", &format!("ca={ca}"))).await;
+    assert_eq!(uncertified.kind(), ErrorKind::Invalid, "{uncertified:?}");
+    assert!(uncertified.help().iter().any(|line| line.contains("cert=FILE")), "{uncertified:?}");
     let untrusted = refused(&server.url("", &format!("tls=on&cert={cert}&key={key}"))).await;
     assert_eq!(untrusted.kind(), ErrorKind::Invalid, "{untrusted:?}");
     let url = server.url("", &format!("ca={ca}&cert={cert}&key={key}")).replace("127.0.0.1", "localhost");

@@ -251,7 +251,7 @@ async fn a_cluster_with_tls_is_used_by_the_name_in_its_certificate() {
     let (folder, others) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     make_certificates(folder.path(), &[("server", "DNS:localhost")]).await;
     make_certificates(others.path(), &[]).await;
-    let cluster = Cluster::start(&RedisServer::ENCRYPTED_MEMBER, folder.path()).await.unwrap();
+    let mut cluster = Cluster::start(&RedisServer::ENCRYPTED_MEMBER, folder.path()).await.unwrap();
     let plain = url(&cluster, "failover_grace=0s").replace("127.0.0.1", "localhost");
     let trusting = |folder: &Path| with_option(&plain, &format!("ca={}", folder.join("ca.pem").display()));
     let url = trusting(folder.path());
@@ -292,6 +292,31 @@ async fn a_cluster_with_tls_is_used_by_the_name_in_its_certificate() {
     assert_followed(&cluster, &url).await;
     assert_eq!(locker.list("").try_collect::<Vec<_>>().await.unwrap().len(), 4);
     assert_found(&url, "cluster", CheckStatus::Passed, "").await;
+
+    // From now on, the servers ask for the certificates of clients. `redis-cli` has none.
+    let name = lock_at(&cluster, 0).await;
+    let (primary, _) = cluster.pair_of(&format!("locks/{name}")).await;
+    for member in cluster.members() {
+        let set = ["CONFIG", "SET", "tls-auth-clients", "yes"];
+        assert_eq!(redis_cli(member.url(), &set).await, "OK");
+    }
+    let uncertified = refused(&url).await;
+    assert_eq!(uncertified.kind(), ErrorKind::Invalid, "{uncertified:?}");
+    assert!(described(&uncertified).contains("cert=FILE"), "{uncertified:?}");
+    let (cert, key) = (folder.path().join("server.pem"), folder.path().join("server.key"));
+    let certified = format!("cert={}&key={}", cert.display(), key.display());
+    let locker = Locker::open(&with_option(&url, &certified)).await.unwrap();
+    let lock = locker.lock(name).ttl(Duration::from_secs(1));
+    lock.acquire().await.unwrap().release().await.unwrap();
+    cluster.kill_for_good(primary).await.unwrap();
+    let granted = within("a grant of the replica", async {
+        loop {
+            if let Ok(guard) = lock.acquire().await {
+                break guard;
+            }
+        }
+    });
+    granted.await.release().await.unwrap();
 }
 
 /// Another server was the primary meanwhile, and may have lost a grant, while the connection to this one stayed open.

@@ -34,6 +34,15 @@ pub(super) fn help(detail: &str) -> Option<&'static str> {
     })
 }
 
+/// Returns what [`help`] returns, and the help for a server that requires a client certificate. For stores with the
+/// options `cert` and `key`.
+pub(super) fn help_for_both(detail: &str) -> Option<&'static str> {
+    let is_required = ["CertificateRequired", "HandshakeFailure"].iter().any(|word| detail.contains(word));
+    help(detail).or(is_required.then_some(
+        "the server requires a client certificate that it trusts: name it with cert=FILE&key=FILE in the store URL",
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -50,5 +59,7 @@ mod tests {
             assert!(help(detail).unwrap().contains(named), "{detail}");
         }
         assert_eq!(help("connection refused"), None);
+        let required = "received fatal alert: CertificateRequired";
+        assert!(help(required).is_none() && help_for_both(required).unwrap().contains("cert=FILE"));
     }
 }

@@ -213,16 +213,13 @@ fn innermost(status: &Status) -> Option<(String, bool)> {
 fn tls_help(why: &str, link: Link) -> Option<&'static str> {
     let says = |words: &[&str]| words.iter().any(|word| why.contains(word));
     let is_for_name = says(&["NotValidForName", "not valid for name"]);
-    if let Some(help) = certificates::help(why).filter(|_| !is_for_name) {
+    if let Some(help) = certificates::help_for_both(why).filter(|_| !is_for_name) {
         return Some(help);
     }
     Some(match link {
         _ if is_for_name => {
             "the member's certificate is not for the host in the store URL: give the name in the certificate with \
              server_name=NAME"
-        }
-        _ if says(&["CertificateRequired", "HandshakeFailure"]) => {
-            "the members require a client certificate: name it with cert=FILE&key=FILE"
         }
         // The TLS alert may be lost with the connection.
         Link::Tls if says(&["connection closed", "roken pipe"]) => {

@@ -135,11 +135,12 @@ pub(super) fn of_connection(error: &ConnectError, host: &str) -> Fault {
             Fault::new(ErrorKind::Denied, message)
                 .with_help("check the login in the store URL: a user with a password, a token, `creds_file` or `nkey_file`")
         }
-        _ if certificates::help(&source).is_some() => {
-            Fault::new(ErrorKind::Invalid, message).with_help(certificates::help(&source).unwrap_or_default())
-        }
-        _ => Fault::unavailable(message)
-            .with_help("is the server running, are the host and port right, and does it demand TLS or client certificates?"),
+        _ => match certificates::help_for_both(&source) {
+            Some(help) => Fault::new(ErrorKind::Invalid, message).with_help(help),
+            None => Fault::unavailable(message).with_help(
+                "is the server running, are the host and port right, and does it demand TLS or client certificates?",
+            ),
+        },
     }
 }
 

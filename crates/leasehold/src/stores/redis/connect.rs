@@ -221,7 +221,7 @@ impl Connector {
             // A retry would not help against an untrusted certificate.
             let other_name =
                 || (self.location.cluster && certificates::is_for_others(&why)).then_some(OTHER_NAME);
-            match other_name().or_else(|| certificates::help(&why)) {
+            match other_name().or_else(|| certificates::help_for_both(&why)) {
                 Some(help) => Fault::new(ErrorKind::Invalid, message).with_help(help),
                 None => Fault::unavailable(message).with_help(PLAIN),
             }

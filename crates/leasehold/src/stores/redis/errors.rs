@@ -4,6 +4,7 @@ use redis::RedisError;
 
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::printable;
+use crate::stores::certificates;
 use crate::stores::hosts::MAX_SHOWN;
 
 /// The help for slots without a server.
@@ -69,7 +70,12 @@ pub(super) fn of_connection(error: &RedisError, host: &str) -> Fault {
         }
         None => {
             let why = printable(&error.to_string(), MAX_SHOWN);
-            Fault::unavailable(format!("no connection to Redis at {host}: {why}"))
+            let message = format!("no connection to Redis at {host}: {why}");
+            // TLS 1.3 reports this only after the handshake.
+            match certificates::help_for_both(&why) {
+                Some(help) => Fault::new(ErrorKind::Invalid, message).with_help(help),
+                None => Fault::unavailable(message),
+            }
         }
     }
 }

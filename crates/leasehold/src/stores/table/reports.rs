@@ -81,7 +81,7 @@ impl Kind {
         }
         let why = innermost(error);
         let message = format!("no connection to {} at {host}: {why}", self.name);
-        if let Some(help) = certificates::help(&why).filter(|_| is_tls) {
+        if let Some(help) = certificates::help_for_both(&why).filter(|_| is_tls) {
             return Fault::new(ErrorKind::Invalid, message).with_help(help);
         }
         let refused = (
