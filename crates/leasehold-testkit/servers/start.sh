@@ -113,7 +113,9 @@ start_dynamodb_local() {
     local port jars
     port=$(free_port) || return 1
     jars=$(jars "$SERVER_FILES/dynamodb-local.xml")
-    start dynamodb-local "$port" make_trusted_table java "-Djava.library.path=$jars" -cp "$jars/*" \
+    # A fast start and few threads matter more than optimized code.
+    start dynamodb-local "$port" make_trusted_table java -XX:TieredStopAtLevel=1 -XX:+UseSerialGC \
+        "-Djava.library.path=$jars" -cp "$jars/*" \
         "$SERVER_FILES/LoopbackDynamoDb.java" -inMemory -sharedDb -disableTelemetry -port "$port" || return 1
     export LEASEHOLD_TEST_DYNAMODB_LOCAL="dynamodb://$STORE?$(endpoint "$port")&region=us-east-1"
 }
