@@ -67,6 +67,8 @@ mod plan;
 mod recorder;
 mod shrink;
 mod trace;
+#[allow(dead_code, reason = "until a store uses it")]
+mod wire;
 mod workloads;
 mod world;
 
