@@ -1,5 +1,6 @@
 //! In-memory servers for tests. They implement just enough for a lock, and misbehave as the test asks.
 
+pub mod dynamodb;
 pub mod gcs;
 pub mod s3;
 

@@ -66,8 +66,8 @@ mod panics;
 mod plan;
 mod recorder;
 mod shrink;
+mod table;
 mod trace;
-#[allow(dead_code, reason = "until a store uses it")]
 mod wire;
 mod workloads;
 mod world;

@@ -342,6 +342,12 @@ impl Checker {
         lock.believed = lock.believed.max(lock.committed + 1);
     }
 
+    /// Records that the other client has the lock of `name` until `until`, because it has renewed or released it, or
+    /// because its lock was evicted or deleted by hand.
+    pub(super) fn taken_until(&self, name: &str, until: Duration) {
+        self.lock().of(name).taken_until = until;
+    }
+
     /// Records that the resource has accepted a write of `content` with `token`.
     pub(super) fn accepted(&self, token: u64, content: &str) {
         let mut checked = self.lock();
