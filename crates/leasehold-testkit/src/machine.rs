@@ -70,7 +70,8 @@ impl Machine {
         self
     }
 
-    fn skew_us(&self) -> i64 {
+    /// Returns how far the clock of the front end that sends the next response is off.
+    pub(crate) fn skew_us(&self) -> i64 {
         let skew = *self.skew.lock().unwrap_or_else(PoisonError::into_inner);
         match skew {
             Skew::Fixed(skew_us) => skew_us,

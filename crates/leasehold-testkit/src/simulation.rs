@@ -66,7 +66,9 @@ mod panics;
 mod plan;
 mod recorder;
 mod shrink;
+mod table;
 mod trace;
+mod wire;
 mod workloads;
 mod world;
 

@@ -56,6 +56,8 @@ mod failover_postgres;
 #[cfg(feature = "redis")]
 mod failover_redis;
 mod fake;
+#[cfg(feature = "dynamodb")]
+mod fake_dynamodb;
 #[cfg(feature = "chaos")]
 mod faults_real;
 #[cfg(feature = "etcd")]

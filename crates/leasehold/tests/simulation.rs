@@ -44,6 +44,13 @@ fn no_history_of_locks_on_a_server_breaks_the_promise() {
     });
 }
 
+/// DynamoDB's requests and conditions, on a server in memory. AWS's lock client takes and deletes the same items.
+#[cfg(feature = "dynamodb")]
+#[test]
+fn no_history_of_locks_in_dynamodb_breaks_the_promise() {
+    many(Plan::dynamodb_from_seed, 8, |total, seeds| busy(total, seeds) && total.taken > seeds);
+}
+
 /// Processes on one machine share a file. No history deletes rows by hand, because the documentation allows that only
 /// while no process uses them.
 #[cfg(feature = "sqlite")]

@@ -272,11 +272,6 @@ impl Checker {
         }
     }
 
-    /// Returns whether a write with `nonce` was sent.
-    pub(super) fn was_sent(&self, nonce: &str) -> bool {
-        self.lock().sent.contains_key(nonce)
-    }
-
     /// Records that a copy of a process sends a write with `nonce` at `now`.
     pub(super) fn sent_by_copy(&self, nonce: &str, now: Duration) {
         self.lock().sent.insert(nonce.to_owned(), now);
@@ -345,6 +340,12 @@ impl Checker {
         let lock = checked.of(name);
         lock.taken_until = until;
         lock.believed = lock.believed.max(lock.committed + 1);
+    }
+
+    /// Records that the other client has the lock of `name` until `until`, because it has renewed or released it, or
+    /// because its lock was evicted or deleted by hand.
+    pub(super) fn taken_until(&self, name: &str, until: Duration) {
+        self.lock().of(name).taken_until = until;
     }
 
     /// Records that the resource has accepted a write of `content` with `token`.

@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 
 use super::client::{self, Client};
 use super::plan::{Fault, Store, Workload};
+use super::table::Stranger;
 use super::trace::RECENT;
 use super::world::World;
 use super::{LOCK, Plan, SEVERAL};
@@ -19,6 +20,7 @@ pub(super) struct Fate {
     operator: Locker,
     random: fastrand::Rng,
     throttled_until: Duration,
+    stranger: Stranger,
     machines: JoinSet<()>,
     started: u64,
 }
@@ -30,6 +32,7 @@ impl Fate {
             random: fastrand::Rng::with_seed(world.plan.seed ^ 0xfa7e),
             world: world.clone(),
             throttled_until: Duration::ZERO,
+            stranger: Stranger::default(),
             machines: JoinSet::new(),
             started: 0,
         };
@@ -93,6 +96,9 @@ impl Fate {
                     self.world.checker.taken(LOCK, self.world.now() + wait);
                 }
             }
+            if let Some(table) = self.world.table.as_ref().filter(|_| has(Fault::Strangers)) {
+                self.stranger.act(table, &self.world.checker, self.world.now(), &mut self.random);
+            }
             if has(Fault::Restarts) && restarts {
                 self.world.checker.lock().history.restarts += 1;
                 self.end_machines().await;
@@ -120,10 +126,17 @@ impl Fate {
     /// Deletes the record by hand.
     async fn delete(&self) {
         let key = match self.plan().store {
-            Store::Register | Store::Server | Store::File => format!("{LOCK}.lock"),
             Store::Objects => LOCK.to_owned(),
+            _ => format!("{LOCK}.lock"),
         };
         if self.world.now() < self.world.checker.granted_last(LOCK) + RECENT {
+            return;
+        }
+        if let Some(table) = &self.world.table {
+            if table.delete(LOCK) {
+                self.world.checker.deleted(LOCK);
+                self.world.checker.taken_until(LOCK, self.world.now());
+            }
             return;
         }
         let register = &self.world.register.inner;
@@ -141,6 +154,9 @@ impl Fate {
             self.world.checker.evicting(lock, token.get());
             if let Ok(leasehold::Evicted::Evicted) = self.operator.evict(&name, token).await {
                 self.world.checker.lock().history.evicted += 1;
+                if self.world.table.is_some() {
+                    self.world.checker.taken_until(lock, self.world.now());
+                }
             }
         }
     }

@@ -104,6 +104,8 @@ pub enum Store {
     /// In a register, as objects that exist while the lock is held, which is the protocol of simple clients. A
     /// release deletes the object.
     Objects,
+    /// In a table of DynamoDB, as items that AWS's lock client takes too.
+    DynamoDb,
 }
 
 /// A kind of fault.
@@ -160,7 +162,8 @@ pub enum Fault {
     Failovers,
     /// The server's clock is set back.
     ClockSetBack,
-    /// Another client, which does not know of records, takes the lock of the server when a lease has lapsed.
+    /// Another client, which does not know of records, takes the lock of the server when a lease has lapsed. On
+    /// DynamoDB, it also takes a lock that is free, and may delete it.
     Strangers,
 }
 
@@ -273,6 +276,13 @@ impl Plan {
             // that the server has lost a grant.
             plan.faults = plan.faults.without(Fault::ClockSetBack).without(Fault::Strangers);
         }
+        plan
+    }
+
+    /// Returns the plan for `seed`, with the lock in a table of DynamoDB.
+    pub fn dynamodb_from_seed(seed: u64) -> Self {
+        let mut plan = Self { store: Store::DynamoDb, ..Self::from_seed(seed) };
+        plan.faults = plan.faults.without(Fault::Failovers).without(Fault::ClockSetBack);
         plan
     }
 
@@ -406,7 +416,7 @@ impl Plan {
             // once in that time.
             Store::Objects => 9,
             // A process that asks again and again notices a waiter within the longest pause.
-            Store::Register | Store::Server | Store::File => 2,
+            Store::Register | Store::Server | Store::File | Store::DynamoDb => 2,
         };
         let bound = periods * period + 3 * LONGEST_POLL;
         (self.machines == 2).then_some(bound)
@@ -419,11 +429,12 @@ impl Plan {
 }
 
 impl Store {
-    const ALL: [(Self, &'static str); 4] = [
+    const ALL: [(Self, &'static str); 5] = [
         (Self::Register, "register"),
         (Self::Server, "server"),
         (Self::File, "file"),
         (Self::Objects, "objects"),
+        (Self::DynamoDb, "dynamodb"),
     ];
 }
 

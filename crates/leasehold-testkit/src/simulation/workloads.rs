@@ -11,6 +11,7 @@ use leasehold::{Guard, Lock, LockName, RwLock};
 use super::checker::{Checker, Held};
 use super::client::Client;
 use super::plan::{Fault, LONGEST_POLL, Store, Workload};
+use super::table::LONGEST_LEASE;
 use super::{LOCK, SEVERAL};
 
 impl Client {
@@ -79,17 +80,22 @@ impl Client {
     /// Returns how long after its last renewal a lock is free again: ttl (1 + rho) + delta on the slowest clock, a
     /// poll, and the time for which requests may be late.
     pub(super) fn bound(&self) -> Duration {
-        let ttl = Ttl::new(self.plan().longest_ttl()).unwrap_or_default();
+        let mut longest = self.plan().longest_ttl();
+        if self.world.table.is_some() && self.plan().has(Fault::Strangers) {
+            longest = longest.max(LONGEST_LEASE);
+        }
+        let ttl = Ttl::new(longest).unwrap_or_default();
         // If a release deletes the object, a late create (up to a ttl late, see `Plan::chaos`) may succeed. In other
         // stores, a late renewal of a dead holder may.
-        let late = match self.plan().store {
-            Store::Objects => 2 * self.plan().ttl,
-            Store::Register | Store::Server | Store::File if self.plan().has(Fault::LateRequests) => {
-                self.plan().ttl
-            }
-            Store::Register | Store::Server | Store::File => Duration::ZERO,
+        let late = match (self.plan().store, self.plan().has(Fault::LateRequests)) {
+            (Store::Objects, _) => 2 * self.plan().ttl,
+            // A late claim of a free item may succeed.
+            (_, true) if self.world.table.is_some() => 2 * self.plan().ttl,
+            (_, true) => self.plan().ttl,
+            (_, false) => Duration::ZERO,
         };
-        let on_its_clock = ttl.contender_span() + LONGEST_POLL.mul_f64(1.25);
+        let poll = LONGEST_POLL.max(self.locker.store().capabilities().poll_interval.max);
+        let on_its_clock = ttl.contender_span() + poll.mul_f64(1.25);
         let on_its_clock = on_its_clock.div_f64(1.0 - RATE_ERROR.max(self.plan().rates()));
         on_its_clock + late + self.plan().failover_grace()
     }
@@ -116,15 +122,16 @@ impl Client {
     }
 
     async fn dead_waiters_of(&self, lock: &str) -> Duration {
-        let pauses = match &self.world.server {
-            Some(server) => server.pauses(lock),
+        let pauses = match (&self.world.server, &self.world.table) {
+            (Some(server), _) => server.pauses(lock),
+            (_, Some(table)) => table.pauses(lock),
             // The file does not show its waiters' pauses.
-            None if self.plan().store == Store::File => {
+            _ if self.plan().store == Store::File => {
                 let Ok(lock) = LockName::new(lock) else { return Duration::ZERO };
                 let waiters = self.locker.inspect(&lock).await.map_or(0, |status| status.waiters.len());
                 vec![LONGEST_POLL.as_millis() as u64; waiters]
             }
-            None => {
+            _ => {
                 let line = self.world.register.inner.read(&format!("{lock}.line")).await;
                 let Ok(Some(line)) = line else { return Duration::ZERO };
                 let line: serde_json::Value = serde_json::from_slice(&line.value).unwrap_or_default();

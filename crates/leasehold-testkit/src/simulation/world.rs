@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use leasehold::clock::{Clock as _, StoreClock, TestClock};
+use leasehold::clock::{Clock as _, TestClock};
 use leasehold::env::Env;
 use leasehold::lease::{LeaseStore, StoreOptions};
 use leasehold::stores::memory::MemoryRegister;
@@ -17,9 +17,10 @@ use super::checker::Checker;
 use super::network::Network;
 use super::plan::{Fault, Plan, Store};
 use super::recorder::Recorder;
+use super::table::Table;
 use super::trace::{self, Judge, Trace, Traced};
 use crate::fault::{Chaos, FaultyRegister};
-use crate::layer::{Layered, LeaseLayered};
+use crate::layer::LeaseLayered;
 use crate::machine::Machine;
 
 /// The state that the machines of a history share.
@@ -36,6 +37,8 @@ pub(super) struct World {
     file: Option<Disk>,
     /// The server of the locks, if there is one.
     pub(super) server: Option<Arc<MemoryServer>>,
+    /// The table of the locks, if they are in one.
+    pub(super) table: Option<Table>,
     /// The resource that holders write to.
     resource: Arc<Recorder>,
     links: Mutex<Vec<Link>>,
@@ -101,7 +104,9 @@ impl World {
     pub(super) async fn new(plan: &Plan, judge: Judge, checker: Arc<Checker>) -> Arc<Self> {
         let clock = Arc::new(TestClock::default());
         let env = |seed| Env::seeded(clock.clone(), plan.seed ^ seed);
-        let deletes = plan.store == Store::Objects || plan.has(Fault::Deletions);
+        let deletes = plan.store == Store::Objects
+            || plan.has(Fault::Deletions)
+            || plan.store == Store::DynamoDb && plan.has(Fault::Strangers);
         let locks = MemoryRegister::new(env(0));
         let resource = if plan.seed.is_multiple_of(2) {
             MemoryRegister::new(env(1))
@@ -120,6 +125,7 @@ impl World {
         Arc::new(Self {
             plan: plan.clone(),
             server: (plan.store == Store::Server).then(server),
+            table: (plan.store == Store::DynamoDb).then(|| Table::new(env(3), register.clone())),
             register,
             resource: Arc::new(Recorder::of_resource(resource, checker.clone())),
             trace,
@@ -188,22 +194,17 @@ impl World {
     }
 
     /// Returns the leases in `register`, as `process` uses them.
-    fn leases(
-        &self,
-        register: Arc<dyn Register>,
-        process: u64,
-        options: StoreOptions,
-    ) -> Arc<dyn LeaseStore> {
-        let (store_clock, margin) = (options.store_clock, options.margin);
-        let (trace, server) = (self.trace.clone(), StoreClock::default());
-        let (read, store_us) = (Mutex::default(), AtomicU64::new(0));
-        let traced = Traced { inner: register, trace, process, store_clock, margin, server, read, store_us };
-        let register = Arc::new(Layered(traced));
-        Arc::new(match self.plan.store {
-            Store::Server => server::leases(register, options),
-            Store::Objects => RegisterLeases::by_existence(register, options),
-            Store::Register | Store::File => RegisterLeases::new(register, options),
-        })
+    fn leases(&self, register: Arc<Machine>, process: u64, options: StoreOptions) -> Arc<dyn LeaseStore> {
+        let StoreOptions { env, store_clock, margin, .. } = options.clone();
+        let (trace, store_us) = (self.trace.clone(), AtomicU64::new(0));
+        let traced = Traced { trace, process, env, store_clock, margin, store_us };
+        let leases = match (self.plan.store, &self.table) {
+            (_, Some(table)) => table.leases(register, options),
+            (Store::Server, _) => server::leases(register, options),
+            (Store::Objects, _) => RegisterLeases::by_existence(register, options),
+            _ => RegisterLeases::new(register, options),
+        };
+        Arc::new(leases.tapped(Arc::new(traced)))
     }
 
     fn calls(&self, file: &Disk, env: &Env, seed: u64) -> Calls {
@@ -216,13 +217,19 @@ impl World {
         }
     }
 
+    fn locks(&self) -> Arc<dyn Register> {
+        match (&self.server, &self.table) {
+            (Some(server), _) => server.clone(),
+            (_, Some(table)) => table.served.clone(),
+            _ => self.register.clone(),
+        }
+    }
+
     /// Creates a network to the register.
     fn network(&self) -> FaultyRegister {
-        let register: Arc<dyn Register> = match &self.server {
-            Some(server) => server.clone(),
-            None => self.register.clone(),
-        };
-        let counts = self.server.as_ref().map(|_| self.register.clone());
+        let register = self.locks();
+        let is_elsewhere = self.server.is_some() || self.table.is_some();
+        let counts = is_elsewhere.then(|| self.register.clone());
         FaultyRegister::new(register).observed(move |_| {
             if let Some(register) = &counts {
                 register.count();
@@ -239,10 +246,10 @@ impl World {
     pub(super) fn operator(&self) -> Locker {
         let mut options = StoreOptions::default();
         options.env = Env::seeded(self.clock.clone(), self.plan.seed ^ 0x0e);
-        Locker::new(match (&self.file, &self.server) {
-            (Some(file), _) => file.stores[0].clone(),
-            (None, Some(server)) => self.leases(server.clone(), trace::OPERATOR, options),
-            (None, None) => self.leases(self.register.clone(), trace::OPERATOR, options),
+        let machine = Machine::new(self.locks(), options.env.clone());
+        Locker::new(match &self.file {
+            Some(file) => file.stores[0].clone(),
+            None => self.leases(Arc::new(machine), trace::OPERATOR, options),
         })
     }
 

@@ -13,6 +13,8 @@ mod expression;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod item;
+#[doc(hidden)]
+pub mod simulated;
 mod table;
 #[cfg(test)]
 mod wire_tests;

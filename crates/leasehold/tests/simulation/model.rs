@@ -20,6 +20,8 @@ const BEFORE: u8 = 100;
 const MOST: i128 = 100;
 /// How many ended grants a record remembers.
 const HISTORY: usize = 8;
+/// How many an item of DynamoDB remembers at least.
+const LEAST_HISTORY: usize = 3;
 
 /// A model or a program that is not the documented one.
 pub(super) struct Altered {
@@ -46,7 +48,7 @@ pub(super) fn count(history: &History, kind: Kind) -> usize {
 /// Returns the number of the kind of `step`, or why `altered` does not explain it.
 pub(super) fn explain(step: &Step<'_>, altered: &Altered) -> Result<usize, String> {
     let Step { store, before, after, by, .. } = step;
-    let numbers = Numbers::of(*before, *after);
+    let numbers = Numbers { is_short: *store == Store::DynamoDb, ..Numbers::of(*before, *after) };
     let mut writer = writer(*before, by, &numbers, altered);
     let (found, mut written) =
         (before.map(|record| numbers.before(record, *after)), after.map(|r| numbers.after(r)));
@@ -67,7 +69,7 @@ pub(super) fn explain(step: &Step<'_>, altered: &Altered) -> Result<usize, Strin
 /// Returns how `store` differs from the model's store.
 fn differences(store: Store) -> trace::Store {
     match store {
-        Store::Register | Store::File => trace::Store::default(),
+        Store::Register | Store::File | Store::DynamoDb => trace::Store::default(),
         // The server takes the token of a create from its own clock.
         Store::Server => trace::Store { never_unconfirmed: true, ..trace::Store::default() },
         // The version of an object is the token of a create.
@@ -118,6 +120,8 @@ struct Numbers<'a> {
     from: Option<(&'a str, u64, u64)>,
     /// The nonce of the record before.
     nonce: Option<&'a str>,
+    /// Whether the store may keep fewer ended grants.
+    is_short: bool,
 }
 
 impl<'a> Numbers<'a> {
@@ -131,7 +135,7 @@ impl<'a> Numbers<'a> {
             }
         }
         let from = before.map(|record| (record.grant, record.token, record.heartbeat));
-        Self { grants, from, nonce: before.map(|record| record.nonce) }
+        Self { grants, from, nonce: before.map(|record| record.nonce), is_short: false }
     }
 
     fn grant(&self, id: &str) -> u8 {
@@ -145,11 +149,15 @@ impl<'a> Numbers<'a> {
 
     fn before(&self, record: &Record<'_>, after: Option<&Record<'_>>) -> model::Record {
         // If the history is full, and the step adds a grant to it, it loses the oldest one. The model's history has no
-        // limit.
+        // limit. An item of DynamoDB keeps at least three.
         let adds = after.is_some_and(|after| {
             record.state == "held" && (after.state != "held" || after.grant != record.grant)
         });
-        let kept = record.history.len().min(HISTORY - usize::from(adds));
+        let room = match (self.is_short, after) {
+            (true, Some(after)) => after.history.len().max(LEAST_HISTORY),
+            _ => HISTORY,
+        };
+        let kept = record.history.len().min(room - usize::from(adds));
         self.record(record, kept, 1, BEFORE)
     }
 
