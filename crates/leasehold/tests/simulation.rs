@@ -48,7 +48,7 @@ fn no_history_of_locks_on_a_server_breaks_the_promise() {
 #[cfg(feature = "dynamodb")]
 #[test]
 fn no_history_of_locks_in_dynamodb_breaks_the_promise() {
-    many(Plan::dynamodb_from_seed, 8, |total, seeds| busy(total, seeds) && total.taken > seeds);
+    many(Plan::dynamodb_from_seed, 32, |total, seeds| busy(total, seeds) && total.taken > seeds);
 }
 
 /// Processes on one machine share a file. No history deletes rows by hand, because the documentation allows that only
