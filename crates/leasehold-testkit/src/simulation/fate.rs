@@ -120,7 +120,7 @@ impl Fate {
     /// Deletes the record by hand.
     async fn delete(&self) {
         let key = match self.plan().store {
-            Store::Register | Store::Server | Store::File => format!("{LOCK}.lock"),
+            Store::Register | Store::Server | Store::Table | Store::File => format!("{LOCK}.lock"),
             Store::Objects => LOCK.to_owned(),
         };
         if self.world.now() < self.world.checker.granted_last(LOCK) + RECENT {

@@ -101,6 +101,8 @@ pub enum Store {
     File,
     /// On a server that keeps records and executes one step at a time, like PostgreSQL and Redis.
     Server,
+    /// In a table on such a server, whose lines of waiters are beside the records, like MariaDB.
+    Table,
     /// In a register, as objects that exist while the lock is held, which is the protocol of simple clients. A
     /// release deletes the object.
     Objects,
@@ -363,7 +365,7 @@ impl Plan {
     /// Returns how far the front ends' clocks are off. Returns zero if records are deleted by hand, because tokens
     /// then rise only as far as the front ends agree on the time, as documented. A server has no front ends.
     pub(super) fn front_ends(&self) -> Duration {
-        if !self.has(Fault::Skew) || self.has(Fault::Deletions) || self.store == Store::Server {
+        if !self.has(Fault::Skew) || self.has(Fault::Deletions) || self.store.is_server() {
             Duration::ZERO
         } else if self.has(Fault::StandStills) {
             // Machines that stand still with their clocks use up half of the margin.
@@ -406,7 +408,7 @@ impl Plan {
             // once in that time.
             Store::Objects => 9,
             // A process that asks again and again notices a waiter within the longest pause.
-            Store::Register | Store::Server | Store::File => 2,
+            Store::Register | Store::Server | Store::Table | Store::File => 2,
         };
         let bound = periods * period + 3 * LONGEST_POLL;
         (self.machines == 2).then_some(bound)
@@ -419,12 +421,18 @@ impl Plan {
 }
 
 impl Store {
-    const ALL: [(Self, &'static str); 4] = [
+    const ALL: [(Self, &'static str); 5] = [
         (Self::Register, "register"),
         (Self::Server, "server"),
+        (Self::Table, "table"),
         (Self::File, "file"),
         (Self::Objects, "objects"),
     ];
+
+    /// Returns whether the store is a server that can fail over.
+    pub(super) fn is_server(self) -> bool {
+        matches!(self, Self::Server | Self::Table)
+    }
 }
 
 /// Prints one line, in the form that `LEASEHOLD_PLAN` takes.

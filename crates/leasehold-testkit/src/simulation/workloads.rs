@@ -84,10 +84,10 @@ impl Client {
         // stores, a late renewal of a dead holder may.
         let late = match self.plan().store {
             Store::Objects => 2 * self.plan().ttl,
-            Store::Register | Store::Server | Store::File if self.plan().has(Fault::LateRequests) => {
+            Store::Register | Store::Server | Store::Table | Store::File if self.plan().has(Fault::LateRequests) => {
                 self.plan().ttl
             }
-            Store::Register | Store::Server | Store::File => Duration::ZERO,
+            Store::Register | Store::Server | Store::Table | Store::File => Duration::ZERO,
         };
         let on_its_clock = ttl.contender_span() + LONGEST_POLL.mul_f64(1.25);
         let on_its_clock = on_its_clock.div_f64(1.0 - RATE_ERROR.max(self.plan().rates()));

@@ -119,7 +119,7 @@ impl World {
         };
         Arc::new(Self {
             plan: plan.clone(),
-            server: (plan.store == Store::Server).then(server),
+            server: plan.store.is_server().then(server),
             register,
             resource: Arc::new(Recorder::of_resource(resource, checker.clone())),
             trace,
@@ -201,6 +201,8 @@ impl World {
         let register = Arc::new(Layered(traced));
         Arc::new(match self.plan.store {
             Store::Server => server::leases(register, options),
+            Store::Table => server::leases_of_table(register, self.plan.failover_grace(), options)
+                .unwrap_or_else(|error| unreachable!("no table: {error}")),
             Store::Objects => RegisterLeases::by_existence(register, options),
             Store::Register | Store::File => RegisterLeases::new(register, options),
         })

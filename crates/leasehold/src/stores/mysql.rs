@@ -9,11 +9,13 @@ mod examine;
 mod row;
 mod server;
 mod session;
+pub(super) mod simulated;
 mod sql;
 mod store;
 
 use std::sync::Arc;
 
+pub(super) use self::row::Stored;
 use self::store::MysqlTable;
 use super::table::{self, Kind};
 use crate::error::Error;
@@ -46,5 +48,5 @@ const MYSQL: Kind = Kind {
 /// # Errors
 /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL and for files that cannot be read.
 pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
-    table::open::<MysqlTable>(url, options).await
+    table::open(url, options, MysqlTable::on).await
 }

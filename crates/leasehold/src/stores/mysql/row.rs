@@ -21,10 +21,10 @@ pub(super) struct Answer {
 
 /// A row of the table, as [`read`](super::sql::read) returns it.
 #[derive(Debug)]
-pub(super) struct Stored {
-    pub(super) cells: Cells,
+pub(in crate::stores) struct Stored {
+    pub(in crate::stores) cells: Cells,
     /// The line of waiters, and its version. A line that cannot be read counts as empty.
-    pub(super) line: Option<(Line, Version)>,
+    pub(in crate::stores) line: Option<(Line, Version)>,
 }
 
 impl Stored {
@@ -56,7 +56,7 @@ impl Stored {
     }
 
     /// Returns the record of the lock `name`.
-    pub(super) fn found(&self, name: &str, table: &str) -> Result<Found, StoreError> {
+    pub(in crate::stores) fn found(&self, name: &str, table: &str) -> Result<Found, StoreError> {
         let found = self.cells.found(name, table)?.unwrap_or_else(|| {
             // Only another client has ever had the lock, and has it no longer.
             let version = version_of(&Version::new(""), &self.cells.locked_by);
