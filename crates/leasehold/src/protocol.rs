@@ -15,4 +15,4 @@ mod record_cache;
 pub(crate) mod records;
 pub(crate) mod rules;
 
-pub use self::driver::RegisterLeases;
+pub use self::driver::{Passing, RegisterLeases, Tap};

@@ -272,11 +272,6 @@ impl Checker {
         }
     }
 
-    /// Returns whether a write with `nonce` was sent.
-    pub(super) fn was_sent(&self, nonce: &str) -> bool {
-        self.lock().sent.contains_key(nonce)
-    }
-
     /// Records that a copy of a process sends a write with `nonce` at `now`.
     pub(super) fn sent_by_copy(&self, nonce: &str, now: Duration) {
         self.lock().sent.insert(nonce.to_owned(), now);

@@ -146,7 +146,7 @@ impl Register for Recorder {
         if let (Deleted::Deleted, Some(there), Some(trace)) = (&deleted, before, &self.trace)
             && let Some((name, before)) = lock_name(key).zip(Record::parse(&there.value, Some(version)))
         {
-            trace.deleted(name, version, &before);
+            trace.deleted(name, &before);
         }
         Ok(deleted)
     }

@@ -8,17 +8,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use async_trait::async_trait;
-use leasehold::Register;
-use leasehold::clock::{Clock as _, StoreClock, TestClock};
-use leasehold::error::StoreError;
-use leasehold::register::{Body, Deleted, Precondition, Version, VersionedValue, Write};
+use leasehold::clock::{Clock as _, StoreTime, TestClock};
+use leasehold::env::Env;
+use leasehold::register::Version;
+use leasehold::{LockName, Passing, Tap};
 use serde::Deserialize;
 
 use super::LOCK;
 use super::checker::{self, Checker};
 use super::plan::{Fault, Plan, Store};
-use crate::layer::Layer;
 
 /// The record of a grant that is more recent is not deleted: tokens may then not rise, as documented.
 pub(super) const RECENT: Duration = Duration::from_secs(3);
@@ -191,8 +189,8 @@ pub(super) struct Trace {
 struct Known {
     /// The first request with each nonce.
     sent: HashMap<u128, Sent>,
-    /// The processes that sent a delete, by key and version.
-    deletes: HashMap<String, Vec<Process>>,
+    /// The processes that sent a delete of each record, by its nonce.
+    deletes: HashMap<u128, Vec<Process>>,
     /// When each process sent its latest committed write of a grant, on its own clock.
     latest: HashMap<(Process, u128), Duration>,
     /// The process that first sent each grant.
@@ -249,11 +247,11 @@ impl Trace {
         self.judge(&Step { store: self.store, lock, before, after: Some(after), by });
     }
 
-    /// Records that the store has deleted the record `before`, which was the object `key` with `version`.
-    pub(super) fn deleted(&self, lock: &str, version: &Version, before: &Record<'_>) {
+    /// Records that the store has deleted the record `before`.
+    pub(super) fn deleted(&self, lock: &str, before: &Record<'_>) {
         let known = self.known();
         let owner = known.claims.get(&id(before.grant)).copied();
-        let senders = known.deletes.get(&of_delete(lock, version)).map_or(&[][..], Vec::as_slice);
+        let senders = known.deletes.get(&id(before.nonce)).map_or(&[][..], Vec::as_slice);
         let owns_before = senders.iter().any(|sender| Some(*sender) == owner);
         let by = Writer { operator: senders.contains(&OPERATOR), owns_before, ..Writer::default() };
         drop(known);
@@ -304,69 +302,26 @@ impl Known {
     }
 }
 
-fn of_delete(lock: &str, version: &Version) -> String {
-    format!("{lock} {}", version.as_str())
-}
-
-/// The register of one process, whose requests and responses the trace records.
+/// What one process sends and sees, which the trace records.
 #[derive(Debug)]
 pub(super) struct Traced {
-    pub(super) inner: Arc<dyn Register>,
     pub(super) trace: Arc<Trace>,
     pub(super) process: Process,
+    pub(super) env: Env,
     /// Whether the store's clock may end leases.
     pub(super) store_clock: bool,
     pub(super) margin: Duration,
-    /// The clock of a server, as its answers show it.
-    pub(super) server: StoreClock,
-    /// The version that each object had when it was read last. Most polls find the same one.
-    pub(super) read: Mutex<HashMap<String, Version>>,
     /// See [`Writer::store_us`]. The next response may come from a front end whose clock is behind.
     pub(super) store_us: AtomicU64,
 }
 
-/// An answer of a server.
-#[derive(Deserialize)]
-struct Answer<'a> {
-    now_us: u64,
-    #[serde(borrow)]
-    record: Option<Record<'a>>,
-}
-
 impl Traced {
     fn now(&self) -> Duration {
-        self.inner.env().now().since_boot()
-    }
-
-    /// Notes the store's time. Called before each request and after each response, so that it notes at least what the
-    /// process knew at any time in between.
-    fn notes_time(&self) {
-        let time = match self.trace.store {
-            Store::Server => self.server.bounds(self.inner.env().now()),
-            _ => self.inner.store_time(),
-        };
-        if let Some(time) = time.filter(|time| self.store_clock && time.apart <= self.margin) {
-            let us = time.lo_us.saturating_sub(self.margin.as_micros() as u64);
-            self.store_us.fetch_max(us, Ordering::Relaxed);
-        }
-    }
-
-    /// Returns whether the object `key` has another `version` than when it was read last.
-    fn is_new(&self, key: &str, version: &Version) -> bool {
-        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_new = read.get(key) != Some(version);
-        if is_new {
-            read.insert(key.to_owned(), version.clone());
-        }
-        is_new
+        self.env.now().since_boot()
     }
 
     /// Records that this process sends `record`.
     fn sends(&self, lock: &str, record: &Record<'_>) {
-        // A waiter sends the holder's record with the mark that processes wait.
-        if record.awaited && self.trace.checker.was_sent(record.nonce) {
-            return;
-        }
         let store_us = Some(self.store_us.load(Ordering::Relaxed)).filter(|us| *us > 0);
         let sent = Sent { process: self.process, at: self.now(), store_us, answered: false };
         let mut known = self.trace.known();
@@ -396,57 +351,24 @@ impl Traced {
     }
 }
 
-#[async_trait]
-impl Layer for Traced {
-    fn inner(&self) -> &dyn Register {
-        &*self.inner
-    }
-
-    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
-        self.notes_time();
-        let found = self.inner.read(key).await?;
-        self.notes_time();
-        if let Some(cell) = found.as_ref().filter(|_| lock_name(key).is_some())
-            && self.is_new(key, &cell.version)
-            && let Some(record) = Record::parse(&cell.value, Some(&cell.version))
-        {
-            self.sees(&record);
-        }
-        Ok(found)
-    }
-
-    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
-        self.notes_time();
-        let Some(lock) = lock_name(key) else { return self.inner.write(key, expect, body).await };
-        let (bytes, sent) = (body.bytes.clone(), self.inner.env().now());
-        let mut record = Record::parse(&bytes, None);
-        record.iter().for_each(|record| self.sends(lock, record));
-        let written = self.inner.write(key, expect, body).await?;
-        match &written {
-            Write::Committed(answer) if self.trace.store == Store::Server => {
-                if let Ok(answer) = serde_json::from_str::<Answer<'_>>(answer.as_str()) {
-                    let now = self.inner.env().now();
-                    self.server.observe(answer.now_us, Duration::from_micros(1), sent, now);
-                    answer.record.iter().for_each(|record| self.sees(record));
-                }
+impl Tap for Traced {
+    fn passes(&self, passing: Passing, name: &LockName, record: &[u8]) {
+        let Some((lock, record)) = lock_name(name.as_str()).zip(Record::parse(record, None)) else { return };
+        match passing {
+            Passing::Sent => self.sends(lock, &record),
+            Passing::Deleted => {
+                self.trace.known().deletes.entry(id(record.nonce)).or_default().push(self.process);
             }
-            Write::Committed(version) => {
-                if let Some(record) = &mut record {
-                    record.take_token_from(version);
-                    self.answered(record);
-                }
-            }
-            Write::Conflict => {}
+            Passing::Seen => self.sees(&record),
+            Passing::Written => self.answered(&record),
         }
-        self.notes_time();
-        Ok(written)
     }
 
-    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
-        if let Some(lock) = lock_name(key) {
-            let mut known = self.trace.known();
-            known.deletes.entry(of_delete(lock, version)).or_default().push(self.process);
+    /// Notes the store's time.
+    fn knows(&self, time: StoreTime) {
+        if self.store_clock && time.apart <= self.margin {
+            let us = time.lo_us.saturating_sub(self.margin.as_micros() as u64);
+            self.store_us.fetch_max(us, Ordering::Relaxed);
         }
-        self.inner.delete(key, version).await
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use leasehold::clock::{Clock as _, StoreClock, TestClock};
+use leasehold::clock::{Clock as _, TestClock};
 use leasehold::env::Env;
 use leasehold::lease::{LeaseStore, StoreOptions};
 use leasehold::stores::memory::MemoryRegister;
@@ -19,7 +19,7 @@ use super::plan::{Fault, Plan, Store};
 use super::recorder::Recorder;
 use super::trace::{self, Judge, Trace, Traced};
 use crate::fault::{Chaos, FaultyRegister};
-use crate::layer::{Layered, LeaseLayered};
+use crate::layer::LeaseLayered;
 use crate::machine::Machine;
 
 /// The state that the machines of a history share.
@@ -194,18 +194,17 @@ impl World {
         process: u64,
         options: StoreOptions,
     ) -> Arc<dyn LeaseStore> {
-        let (store_clock, margin) = (options.store_clock, options.margin);
-        let (trace, server) = (self.trace.clone(), StoreClock::default());
-        let (read, store_us) = (Mutex::default(), AtomicU64::new(0));
-        let traced = Traced { inner: register, trace, process, store_clock, margin, server, read, store_us };
-        let register = Arc::new(Layered(traced));
-        Arc::new(match self.plan.store {
+        let StoreOptions { env, store_clock, margin, .. } = options.clone();
+        let (trace, store_us) = (self.trace.clone(), AtomicU64::new(0));
+        let traced = Traced { trace, process, env, store_clock, margin, store_us };
+        let leases = match self.plan.store {
             Store::Server => server::leases(register, options),
             Store::Table => server::leases_of_table(register, self.plan.failover_grace(), options)
                 .unwrap_or_else(|error| unreachable!("no table: {error}")),
             Store::Objects => RegisterLeases::by_existence(register, options),
             Store::Register | Store::File => RegisterLeases::new(register, options),
-        })
+        };
+        Arc::new(leases.tapped(Arc::new(traced)))
     }
 
     fn calls(&self, file: &Disk, env: &Env, seed: u64) -> Calls {

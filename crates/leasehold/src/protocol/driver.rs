@@ -6,6 +6,7 @@ mod late_creates;
 mod line;
 mod send;
 mod sweep;
+mod tap;
 mod wait;
 
 use std::pin::pin;
@@ -16,6 +17,7 @@ use async_trait::async_trait;
 use futures_util::FutureExt;
 use futures_util::stream::BoxStream;
 
+pub use self::tap::{Passing, Tap};
 use super::line::Line;
 use super::record::{Content, Record, RecordState};
 use super::record_cache::{Observation, RecordCache};
@@ -60,6 +62,7 @@ pub struct RegisterLeases {
     cache: Arc<RecordCache>,
     /// Limits the reads of waiters, so that they do not delay renewals.
     polls: Arc<Limiter>,
+    tap: Option<Arc<dyn Tap>>,
 }
 
 /// The result of a read, and a time taken after the response arrived.
@@ -114,7 +117,13 @@ impl RegisterLeases {
             margin: options.margin,
             lapsed_is_over: records.others_leave_no_trace(),
         };
-        Self { records, rules, cache: Arc::default(), polls: Limiter::new(POLLS) }
+        Self { records, rules, cache: Arc::default(), polls: Limiter::new(POLLS), tap: None }
+    }
+
+    /// Reports to `tap` what is sent and seen.
+    #[must_use]
+    pub fn tapped(self, tap: Arc<dyn Tap>) -> Self {
+        Self { tap: Some(tap), ..self }
     }
 
     fn now(&self) -> Moment {
@@ -160,7 +169,9 @@ impl RegisterLeases {
     }
 
     fn store_time(&self) -> Option<StoreTime> {
-        self.records.store_time()
+        let time = self.records.store_time();
+        self.tap.iter().zip(time).for_each(|(tap, time)| tap.knows(time));
+        time
     }
 
     /// Makes sure that a write of this process is durable, which a read has found as `version` or behind another client's
@@ -304,7 +315,7 @@ impl Diagnose for RegisterLeases {
             Reading { observation: Some(Observation { record, version, .. }), .. }
                 if record.state == RecordState::Free =>
             {
-                self.discarded(name, &version, &self.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await
+                self.discarded(name, &record, &version, &self.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await
             }
             Reading { .. } => Ok(false),
         }

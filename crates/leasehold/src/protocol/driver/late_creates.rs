@@ -2,16 +2,15 @@
 //! object, as it expects, and leaves a lock that no process uses. leasehold's own contenders wait for that lock to
 //! lapse. Other clients would wait forever. So the sender of such a create looks for the object and deletes it.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 
 use super::super::record::Content;
-use super::super::records::{Found, Records, Written};
+use super::super::records::{Found, Written};
 use super::super::rules::{self, Attempt};
-use super::RegisterLeases;
 use super::hold::Memo;
+use super::{Passing, RegisterLeases};
 use crate::error::StoreError;
 use crate::lease::{AcquireOutcome, End, Id};
 use crate::register::Precondition;
@@ -52,17 +51,17 @@ impl RegisterLeases {
     pub(super) fn delete_late_creates(&self, name: &LockName, late_creates: Vec<Id>) {
         // There is no current runtime if a request is dropped while its runtime shuts down.
         if let (false, Ok(runtime)) = (late_creates.is_empty(), Handle::try_current()) {
-            runtime.spawn(delete_repeatedly(self.records.clone(), name.clone(), late_creates));
+            runtime.spawn(delete_repeatedly(self.clone(), name.clone(), late_creates));
         }
     }
 }
 
-async fn delete_repeatedly(records: Arc<dyn Records>, name: LockName, late_creates: Vec<Id>) {
+async fn delete_repeatedly(leases: RegisterLeases, name: LockName, late_creates: Vec<Id>) {
     let mut pause = FIRST_PAUSE;
     for _ in 0..ATTEMPTS {
-        records.env().sleep(pause).await;
+        leases.records.env().sleep(pause).await;
         pause *= 2;
-        match delete(&*records, &name, &late_creates).await {
+        match delete(&leases, &name, &late_creates).await {
             Ok(true) => tracing::debug!(lock = %name, "deleted the record that a late request left"),
             Ok(false) => {}
             Err(error) => {
@@ -74,7 +73,8 @@ async fn delete_repeatedly(records: Arc<dyn Records>, name: LockName, late_creat
 
 /// Deletes the record of `name` if its nonce is one of `late_creates`. A claim that was granted after all, or that
 /// continues, has replaced the nonce, so its record stays.
-async fn delete(records: &dyn Records, name: &LockName, late_creates: &[Id]) -> Result<bool, StoreError> {
+async fn delete(leases: &RegisterLeases, name: &LockName, late_creates: &[Id]) -> Result<bool, StoreError> {
+    let records = &leases.records;
     let Some(Found { content: Content::Record(record), version, .. }) = records.read(name).await? else {
         return Ok(false);
     };
@@ -83,6 +83,7 @@ async fn delete(records: &dyn Records, name: &LockName, late_creates: &[Id]) -> 
     }
     let nonce = Id::random(&records.env().random);
     let freed = rules::freed(&record, End::Released, None, records.store_time(), nonce);
+    leases.tap(Passing::Deleted, name, &record);
     let written = records.write(name, Precondition::Version(&version), Some(&record), &freed).await?;
     Ok(matches!(written, Written::Committed { .. }))
 }

@@ -1,9 +1,9 @@
 //! The requests of the lease protocol: reading a record, and writing it once.
 
-use super::super::record::{Content, Record};
+use super::super::record::{Content, Record, RecordState};
 use super::super::records::{Found, Refusal, Written};
 use super::super::rules::Attempt;
-use super::{Overwrite, Reading, RegisterLeases, Sent};
+use super::{Overwrite, Passing, Reading, RegisterLeases, Sent};
 use crate::clock::Moment;
 use crate::error::StoreError;
 use crate::lease::Token;
@@ -35,6 +35,7 @@ impl RegisterLeases {
         };
         let observation = match &mut content {
             Content::Record(record) => {
+                self.tap(Passing::Seen, name, record);
                 if let Some(line) = &line {
                     let is_awaited = line.waiting(record).next().is_some();
                     record.awaited = is_awaited;
@@ -93,6 +94,14 @@ impl RegisterLeases {
         // Listed before the send, and unknown until the response arrives, because this future may be dropped at any
         // await.
         attempts.push(Attempt { nonce, sent, token, after: None, created, unknown: true });
+        match over {
+            Overwrite::Record(Some((_, before)))
+                if self.records.deletes() && record.state == RecordState::Free =>
+            {
+                self.tap(Passing::Deleted, name, before);
+            }
+            _ => self.tap(Passing::Sent, name, record),
+        }
         let answer = match over {
             Overwrite::Record(there) => {
                 let expect =
@@ -115,6 +124,7 @@ impl RegisterLeases {
         };
         match answer {
             Ok(Written::Committed { record, version } | Written::Granted { record, version, .. }) => {
+                self.tap(Passing::Written, name, &record);
                 self.cache.see(name, (*record).clone(), version.clone(), self.now());
                 known_fate(attempts);
                 Ok(Sent::Committed(record, version))
