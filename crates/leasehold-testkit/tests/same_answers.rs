@@ -97,9 +97,8 @@ impl Side {
         let from = if random.u8(..12) == 0 { 1 - lock } else { lock };
         let over = self.seen[from].iter().rev().nth(back).cloned();
         let (kind, tokens, barges, sized) = (random.u8(..14), random.u64(1..5), random.bool(), random.bool());
-        let waiter = |number: u64| {
-            json!({ "number": number, "claim": id, "holder": holder(), "polls_ms": 100 })
-        };
+        let waiter =
+            |number: u64| json!({ "number": number, "claim": id, "holder": holder(), "polls_ms": 100 });
         let new = json!({
             "leasehold": 1, "state": "held", "token": 1, "grant": id, "heartbeat": 0, "nonce": id,
             "ttl_ms": 600_000, "holder": holder(), "size": if sized { 3 } else { 0 },
@@ -108,10 +107,14 @@ impl Side {
         let over_ref = over.as_ref().map(|(version, record)| (version, record));
         let (what, step) = match (kind, &over) {
             (0, _) => ("read", RawStep::Read),
-            (1, _) => ("create", RawStep::Write(None, new)),
-            (2..=4, Some((_, before))) => ("grant", RawStep::Write(over_ref, granted(before, new))),
+            (1, _) if !in_turn => ("create", RawStep::Write(None, new)),
+            (2..=4, Some((_, before))) => ("grant", RawStep::Write(over_ref, granted(before, new, tokens))),
             (5 | 6, Some((_, before))) if before["state"] == "held" => {
-                let renewed = changed(before, &id, &[("heartbeat", (before["heartbeat"].as_u64().unwrap() + 1).into())]);
+                let renewed = changed(
+                    before,
+                    &id,
+                    &[("heartbeat", (before["heartbeat"].as_u64().unwrap() + 1).into())],
+                );
                 ("renew", RawStep::Write(over_ref, renewed))
             }
             (5..=8, Some((_, before))) if before["grant"] != hex(0) => {
@@ -119,11 +122,13 @@ impl Side {
                 ("free", RawStep::Write(over_ref, free))
             }
             (9, _) => ("claim again", RawStep::Claim(json_with(new, "grant", &old), tokens, barges)),
-            (10, _) if in_turn => ("join", RawStep::Join(waiter(0), 500)),
-            (11, _) if in_turn => ("leave", RawStep::Leave(old.parse().unwrap())),
+            // Nobody joins a lock without a record.
+            (10, _) if in_turn && !self.seen[lock].is_empty() => ("join", RawStep::Join(waiter(0), 500)),
+            (10 | 11, _) if in_turn => ("leave", RawStep::Leave(old.parse().unwrap())),
             (10, _) => {
                 let found = self.records.step(&name, RawStep::ReadLine).await.unwrap();
-                let mut line = found.line.unwrap_or_else(|| json!({ "leasehold": 1, "last": 0, "waiters": [] }));
+                let mut line =
+                    found.line.unwrap_or_else(|| json!({ "leasehold": 1, "last": 0, "waiters": [] }));
                 let last = line["last"].as_u64().unwrap() + 1;
                 line["waiters"].as_array_mut().unwrap().push(waiter(last));
                 line["last"] = last.into();
@@ -134,7 +139,9 @@ impl Side {
                 return self.shown("line", lock, answer.map_err(|error| format!("{:?}", error.fault().kind)));
             }
             (11, _) => ("line is read", RawStep::ReadLine),
-            (12, Some(_)) if !in_turn => ("discard", RawStep::Discard(version.as_ref().unwrap())),
+            (12, Some(_)) if !in_turn && tokens == 1 => {
+                ("discard", RawStep::Discard(version.as_ref().unwrap()))
+            }
             _ => ("claim", RawStep::Claim(new, tokens, barges)),
         };
         let answer = self.records.step(&name, step).await;
@@ -169,7 +176,8 @@ impl Side {
         }
         let waiting = answer.line.iter().flat_map(|line| line["waiters"].as_array().into_iter().flatten());
         let waiting = waiting.filter(|waiter| {
-            waiter["number"].as_u64() > record["served"].as_u64().or(Some(0)) && waiter["claim"] != record["grant"]
+            waiter["number"].as_u64() > record["served"].as_u64().or(Some(0))
+                && waiter["claim"] != record["grant"]
         });
         waiting.fold(shown, |shown, waiter| {
             shown + &format!("; {} {} {}", waiter["number"], waiter["claim"], waiter["polls_ms"])
@@ -209,13 +217,12 @@ fn changed(before: &Value, nonce: &str, fields: &[(&str, Value)]) -> Value {
     record
 }
 
-/// Returns the record of a grant over `before`.
-fn granted(before: &Value, new: Value) -> Value {
+/// Returns the record of a grant over `before`, before which so many waiters were passed over.
+fn granted(before: &Value, new: Value, passed_over: u64) -> Value {
     let mut record = new;
     record["token"] = (before["token"].as_u64().unwrap() + 1).into();
     record["history"] = history(before);
-    for field in ["served", "size"] {
-        record[field] = before[field].as_u64().unwrap_or(0).into();
-    }
+    record["served"] = (before["served"].as_u64().unwrap_or(0) + passed_over).into();
+    record["size"] = before["size"].as_u64().unwrap_or(0).into();
     record
 }

@@ -403,14 +403,16 @@ impl Plan {
     pub(super) fn longest_wait(&self) -> Option<Duration> {
         // A cohort period, and the hold that is in progress at its end.
         let period = LONGEST_POLL.min(self.ttl / 4) + Duration::from_millis(150);
-        let periods = match self.store {
+        let (periods, polls) = match self.store {
             // A process notices other waiters after at most eight cohort periods. Then it backs off, and a waiter polls
             // once in that time.
-            Store::Objects => 9,
+            Store::Objects => (9, 3),
             // A process that asks again and again notices a waiter within the longest pause.
-            Store::Register | Store::Server | Store::Table | Store::File => 2,
+            Store::Register | Store::Server | Store::File => (2, 3),
+            // Each process finds the line before it takes the lock again, so its own pause is all that may be added.
+            Store::Table => (1, 1),
         };
-        let bound = periods * period + 3 * LONGEST_POLL;
+        let bound = periods * period + polls * LONGEST_POLL;
         (self.machines == 2).then_some(bound)
     }
 

@@ -84,7 +84,9 @@ impl Client {
         // stores, a late renewal of a dead holder may.
         let late = match self.plan().store {
             Store::Objects => 2 * self.plan().ttl,
-            Store::Register | Store::Server | Store::Table | Store::File if self.plan().has(Fault::LateRequests) => {
+            Store::Register | Store::Server | Store::Table | Store::File
+                if self.plan().has(Fault::LateRequests) =>
+            {
                 self.plan().ttl
             }
             Store::Register | Store::Server | Store::Table | Store::File => Duration::ZERO,

@@ -115,7 +115,8 @@ impl World {
             let commit = move |name: &str, before: Option<&[u8]>, record: &[u8]| {
                 commits.commits(name, before, record, forgets);
             };
-            Arc::new(MemoryServer::new(env(2), plan.failover_grace(), commit))
+            let server = MemoryServer::new(env(2), plan.failover_grace(), commit);
+            Arc::new(if plan.store == Store::Table { server.with_table() } else { server })
         };
         Arc::new(Self {
             plan: plan.clone(),

@@ -180,7 +180,8 @@ impl RawRecords {
     /// Returns the error of the store. JSON that is no record, waiter or line is an error too.
     pub async fn step(&self, name: &LockName, step: RawStep<'_>) -> Result<RawAnswer, StoreError> {
         let records = &self.0;
-        let done = |is_done| RawAnswer { outcome: if is_done { "done" } else { "refused" }, ..RawAnswer::default() };
+        let done =
+            |is_done| RawAnswer { outcome: if is_done { "done" } else { "refused" }, ..RawAnswer::default() };
         let written = match step {
             RawStep::Read => return shown("read", records.read(name).await?),
             RawStep::Write(over, record) => {

@@ -9,13 +9,11 @@ mod examine;
 mod row;
 mod server;
 mod session;
-pub(super) mod simulated;
 mod sql;
 mod store;
 
 use std::sync::Arc;
 
-pub(super) use self::row::Stored;
 use self::store::MysqlTable;
 use super::table::{self, Kind};
 use crate::error::Error;

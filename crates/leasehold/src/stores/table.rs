@@ -1,6 +1,8 @@
 //! A table of locks on a server that may fail over: what MySQL and PostgreSQL have in common. Each of them implements
 //! [`Table`] with its statements, and [`Servers`] with its client.
 
+#[cfg(feature = "mysql")]
+mod beside;
 mod examine;
 mod records;
 mod reports;
@@ -10,9 +12,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-pub(super) use self::examine::{Checks, examined, make_once};
+#[cfg(feature = "mysql")]
+pub(super) use self::beside::{Stored, outcome, withheld};
 #[cfg(test)]
 pub(super) use self::examine::suits;
+pub(super) use self::examine::{Checks, examined, make_once};
 pub(super) use self::records::{here, open};
 pub(super) use self::reports::{Effect, FULL, Kind, Meaning, not_ordinary, permissions};
 use self::reports::{lacks_columns, wrong_types};

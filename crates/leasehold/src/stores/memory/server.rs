@@ -10,7 +10,7 @@
 
 mod client;
 #[cfg(feature = "mysql")]
-pub(in crate::stores) mod table;
+mod table;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -50,6 +50,9 @@ type OnCommit = dyn Fn(&str, Option<&[u8]>, &[u8]) + Send + Sync;
 pub struct MemoryServer {
     env: Env,
     failover_grace: Duration,
+    /// Whether the locks are in the table.
+    #[cfg_attr(not(feature = "mysql"), allow(dead_code, reason = "there is no table"))]
+    is_table: bool,
     on_commit: Box<OnCommit>,
     live: Mutex<Live>,
 }
@@ -155,7 +158,14 @@ impl MemoryServer {
         failover_grace: Duration,
         on_commit: impl Fn(&str, Option<&[u8]>, &[u8]) + Send + Sync + 'static,
     ) -> Self {
-        Self { env, failover_grace, on_commit: Box::new(on_commit), live: Mutex::default() }
+        let on_commit = Box::new(on_commit);
+        Self { env, failover_grace, is_table: false, on_commit, live: Mutex::default() }
+    }
+
+    /// Other clients take locks in the table.
+    #[must_use]
+    pub fn with_table(self) -> Self {
+        Self { is_table: true, ..self }
     }
 
     /// Promotes a standby that has not received the writes of the last `lost`, and whose clock is `ahead` of the true
@@ -177,12 +187,12 @@ impl MemoryServer {
         self.live().behind += by;
     }
 
-    /// Takes the lock `name` for another client, if nobody has it. In the table, if it has rows.
+    /// Takes the lock `name` for another client, if nobody has it.
     pub fn take(&self, name: &str, lasts: Duration) -> bool {
         let mut live = self.live();
         let now_us = self.now_us(&live);
         #[cfg(feature = "mysql")]
-        if !live.state.table.is_empty() {
+        if self.is_table {
             return Self::take_row(&mut live, name, now_us, now_us + micros(lasts));
         }
         let row = live.state.rows.entry(name.to_owned()).or_default();

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use mysql_async::Row;
 
 use super::connect::{Login, connect, ssl_options};
-use super::row::{Answer, Stored, cell, has, text};
+use super::row::{Answer, cell, has, stored, text};
 use super::server::{self, ServerInfo};
 use super::session::Session;
 use super::sql::{self, quoted};
@@ -17,15 +17,14 @@ use crate::clock::Moment;
 use crate::diagnosis::Examined;
 use crate::error::{Error, Fault, StoreError};
 use crate::protocol::line::Line;
-use crate::protocol::record::{Content, Record};
 use crate::protocol::records::{Change, Claims, Found, Refusal, Written};
 use crate::register::Version;
 use crate::stores::database::Database;
-use crate::stores::grace;
 use crate::stores::hosts::Host;
-use crate::stores::pool::{self, Purpose, Used};
-use crate::stores::rows::{locked_by, number, version_of};
-use crate::stores::table::{self, Connections, Effect, Kind, Servers, Table, Writing};
+use crate::stores::pool::{Purpose, Used};
+use crate::stores::table::{
+    self, Connections, Effect, Kind, Servers, Stored, Table, Writing, outcome, withheld,
+};
 use crate::types::LockName;
 use crate::url::CheckedUrl;
 
@@ -114,7 +113,7 @@ impl MysqlTable {
     async fn stored(self: &Arc<Self>, name: &LockName) -> Result<Option<Stored>, StoreError> {
         let mut used = self.take(Purpose::Contend).await?;
         let read = sql::read(&self.sql, name.as_str(), &used.session()?.guard);
-        Stored::of(only(&self.query(&mut used, Effect::None, &read).await?)?)
+        stored(only(&self.query(&mut used, Effect::None, &read).await?)?)
     }
 }
 
@@ -157,7 +156,8 @@ impl Table for MysqlTable {
         let mut used = self.take((*change).into()).await?;
         let too_late_us = self.connections.too_late_us(writing, Duration::ZERO);
         let grants_from_us = used.session()?.grants_from_us;
-        if let Some(refused) = withheld(&self.connections, writing, (&mut used, grants_from_us)) {
+        let refused = withheld(MYSQL.name, &self.connections, writing, (&mut used, grants_from_us));
+        if let Some(refused) = refused {
             return Ok(refused);
         }
         let session = used.session()?;
@@ -170,7 +170,7 @@ impl Table for MysqlTable {
         if answers.is_empty() {
             return Ok(Written::Conflict(Refusal::Unexplained));
         }
-        outcome(writing, answers[0].affected > 0, Stored::of(only(&answers)?)?, self.table())
+        outcome(writing, answers[0].affected > 0, stored(only(&answers)?)?, self.table())
     }
 
     async fn discard(self: &Arc<Self>, name: &LockName, version: &Version) -> Result<bool, StoreError> {
@@ -278,85 +278,4 @@ impl Servers for MysqlTable {
 /// Returns the row of the last statement, which always returns one.
 fn only(answers: &[Answer]) -> Result<&Row, StoreError> {
     answers.last().and_then(|answer| answer.rows.first()).ok_or_else(|| MYSQL.unreadable(&"it has no row"))
-}
-
-/// Returns what becomes of a grant over `used`, on whose server locks are granted from `grants_from_us` on: see
-/// `failover_grace`. `None` if that time has come.
-pub(super) fn withheld<S: pool::Session>(
-    Connections { clock, env, database, .. }: &Connections<S>,
-    writing: &Writing,
-    (used, grants_from_us): (&mut Used<S>, i64),
-) -> Option<Written> {
-    let clock_us = number(clock.lowest_us(env.now()));
-    if writing.change != Change::Grant || clock_us >= grants_from_us {
-        return None;
-    }
-    // Only a read shows who has the lock.
-    if writing.over.is_some() {
-        return Some(Written::Conflict(Refusal::Unexplained));
-    }
-    let left = Duration::from_micros(u64::try_from(grants_from_us - clock_us).unwrap_or(0));
-    // The clock may have been set back. The next connection records that.
-    if left > database.failover_grace {
-        used.close();
-    }
-    Some(Written::Withheld(Box::new(grace::withheld(MYSQL.name, left))))
-}
-
-/// Returns the outcome of a write, after which the row was read: whether a row `was_found`, and the row.
-pub(super) fn outcome(
-    writing: &Writing,
-    was_found: bool,
-    stored: Option<Stored>,
-    table: &str,
-) -> Result<Written, StoreError> {
-    let Writing { change, over, name, record, columns, .. } = writing;
-    if !was_found {
-        let found = stored.map(|stored| stored.found(name.as_str(), table)).transpose();
-        return Ok(Written::Conflict(
-            found.map_err(StoreError::of_read)?.map_or(Refusal::Absent, Refusal::Found),
-        ));
-    }
-    let version = version_of(&columns.version, &locked_by(record.grant));
-    let Some(stored) = stored else { return overtaken(*change, record, version) };
-    // If the row cannot be read, the record is written nevertheless.
-    let found = stored.found(name.as_str(), table).map_err(|error| error.if_maybe(true))?;
-    match found {
-        Found { content: Content::Record(record), version: there, .. } if there == version => {
-            let after = stored.cells.previous();
-            Ok(match over {
-                Some(_) => Written::Granted { record, version, after },
-                None => Written::Committed { record, version },
-            })
-        }
-        _ => overtaken(*change, record, version),
-    }
-}
-
-/// Returns the outcome of a write whose row was written again, or deleted, before it was read. A client that waits takes a
-/// lock as soon as it is free, so this happens after a release. Of another write, only a read shows what became of it.
-fn overtaken(change: Change, record: &Record, version: Version) -> Result<Written, StoreError> {
-    match change {
-        Change::Free => Ok(Written::Committed { record: Box::new(record.clone()), version }),
-        Change::Grant | Change::Renew => {
-            Err(Fault::unavailable("the row was written again at the same time").maybe_applied())
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::golden::golden_record;
-
-    #[test]
-    fn a_release_succeeds_although_the_row_was_written_again() {
-        let (record, version) = (golden_record("1-free.json"), Version::new("v"));
-        let freed = overtaken(Change::Free, &record, version.clone()).unwrap();
-        assert!(matches!(freed, Written::Committed { version: of, .. } if of == version));
-        for change in [Change::Grant, Change::Renew] {
-            let error = overtaken(change, &record, version.clone()).unwrap_err();
-            assert!(error.is_transient() && matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
-        }
-    }
 }

@@ -37,7 +37,7 @@ pub fn leases_of_table(
     options: StoreOptions,
 ) -> Result<RegisterLeases, Error> {
     #[cfg(feature = "mysql")]
-    return crate::stores::mysql::simulated::leases(network, failover_grace, options);
+    return super::table::leases(network, failover_grace, options);
     #[cfg(not(feature = "mysql"))]
     Err(Error::unsupported(format!("no table on {network:?} for {options:?} and {failover_grace:?}")))
 }

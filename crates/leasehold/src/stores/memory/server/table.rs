@@ -1,8 +1,11 @@
 //! A table on the server, as MariaDB has it: a line of waiters beside the record, and conditions on columns. A statement is
 //! sent in the metadata of a write too.
 
+mod client;
+
 use serde::{Deserialize, Serialize};
 
+pub(super) use self::client::leases;
 use super::{Live, MemoryServer, not_a_step};
 use crate::clock::micros;
 use crate::error::StoreError;
@@ -11,22 +14,22 @@ use crate::protocol::line::Line;
 use crate::protocol::record::{Content, Record};
 use crate::protocol::records::Change;
 use crate::register::Version;
-use crate::stores::mysql::Stored;
 use crate::stores::rows::{Cells, OURS, is_ours, version_of};
+use crate::stores::table::Stored;
 
 /// The name of the statement in the metadata of a request.
-pub(in crate::stores) const STATEMENT: &str = "statement";
+pub(super) const STATEMENT: &str = "statement";
 
 /// A request on a row, over a session.
 #[derive(Debug, Serialize, Deserialize)]
-pub(in crate::stores) struct Request {
+struct Request {
     /// The identity of the server with which the session began.
-    pub(in crate::stores) session: Option<u64>,
-    pub(in crate::stores) statement: Statement,
+    session: Option<u64>,
+    statement: Statement,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(in crate::stores) enum Statement {
+enum Statement {
     /// Begins a session. Records that the server is the primary.
     Begin,
     Read,
@@ -44,41 +47,41 @@ pub(in crate::stores) enum Statement {
 
 /// A write of a record: the values and the conditions of the statement that MariaDB gets.
 #[derive(Debug, Serialize, Deserialize)]
-pub(in crate::stores) struct Put {
-    pub(in crate::stores) change: Change,
+struct Put {
+    change: Change,
     /// For a grant over any free record, how many tokens it takes.
-    pub(in crate::stores) over: Option<u64>,
-    pub(in crate::stores) expect: Option<String>,
-    pub(in crate::stores) grant: String,
-    pub(in crate::stores) version: String,
-    pub(in crate::stores) token: u64,
-    pub(in crate::stores) served: i64,
-    pub(in crate::stores) size: Option<i64>,
-    pub(in crate::stores) is_open: bool,
-    pub(in crate::stores) record: String,
-    pub(in crate::stores) history: Option<String>,
-    pub(in crate::stores) kept_us: i64,
-    pub(in crate::stores) prolongs_us: i64,
-    pub(in crate::stores) too_late_us: i64,
+    over: Option<u64>,
+    expect: Option<String>,
+    grant: String,
+    version: String,
+    token: u64,
+    served: i64,
+    size: Option<i64>,
+    is_open: bool,
+    record: String,
+    history: Option<String>,
+    kept_us: i64,
+    prolongs_us: i64,
+    too_late_us: i64,
 }
 
 /// The response.
 #[derive(Debug, Serialize, Deserialize)]
-pub(in crate::stores) struct Answer {
-    pub(in crate::stores) now_us: u64,
-    pub(in crate::stores) identity: u64,
+struct Answer {
+    now_us: u64,
+    identity: u64,
     /// Whether the session began with this server. Otherwise nothing was done.
-    pub(in crate::stores) is_same: bool,
+    is_same: bool,
     /// Whether something was written.
-    pub(in crate::stores) is_done: bool,
+    is_done: bool,
     /// From when on the server grants locks.
-    pub(in crate::stores) grants_from_us: i64,
-    pub(in crate::stores) row: Option<Row>,
+    grants_from_us: i64,
+    row: Option<Row>,
 }
 
 /// A row.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(in crate::stores) struct Row {
+pub(super) struct Row {
     cells: Cells,
     is_open: bool,
     line: Option<String>,
@@ -87,7 +90,7 @@ pub(in crate::stores) struct Row {
 
 impl Row {
     /// Returns the row as it is read at `now_us`. The version of a line is its text.
-    pub(in crate::stores) fn stored(&self, now_us: u64) -> Stored {
+    fn stored(&self, now_us: u64) -> Stored {
         let line = self.line.as_deref().map(|line| {
             let parsed = Line::parse(line.as_bytes()).unwrap_or_else(|_| Line::of(Vec::new()));
             (parsed, Version::new(line))
@@ -117,7 +120,8 @@ impl Row {
 
     /// Returns whether no other client has the lock.
     fn is_ended(&self, now_us: i64) -> bool {
-        self.cells.locked_by.starts_with(OURS) || self.cells.until_us.is_some_and(|until_us| until_us <= now_us)
+        self.cells.locked_by.starts_with(OURS)
+            || self.cells.until_us.is_some_and(|until_us| until_us <= now_us)
     }
 
     /// Returns whether a claim may take the lock unread.
@@ -239,9 +243,9 @@ impl MemoryServer {
         true
     }
 
-    /// Takes the row `name` for another client, if nobody has it.
+    /// Takes the row `name` for another client, if it is there and nobody has it.
     pub(super) fn take_row(live: &mut Live, name: &str, now_us: u64, until_us: u64) -> bool {
-        let cells = &mut live.state.table.entry(name.to_owned()).or_default().cells;
+        let Some(Row { cells, .. }) = live.state.table.get_mut(name) else { return false };
         let is_free = cells.until_us.is_none_or(|until_us| until_us <= now_us.cast_signed());
         if is_free {
             (cells.locked_by, cells.until_us) = ("another client".to_owned(), Some(until_us.cast_signed()));

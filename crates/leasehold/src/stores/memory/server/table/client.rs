@@ -1,5 +1,5 @@
-//! A table on a [`MemoryServer`](crate::stores::memory::server::MemoryServer) instead of MariaDB. For the simulation: the
-//! requests, their conditions, and the evaluation of the answers are those of MySQL, only the statements are no SQL.
+//! The client of a table on a [`MemoryServer`](crate::stores::memory::server::MemoryServer). It is MySQL's without SQL: the
+//! connections, the columns, the conditions and how answers are read are the same.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,29 +7,28 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::row::Stored;
-use super::store::{MysqlTable, outcome, withheld};
-use super::{MYSQL, table};
+use super::{Answer, Put, Request, STATEMENT, Statement};
+use crate::clock::micros;
 use crate::error::{Error, Fault, StoreError};
 use crate::lease::StoreOptions;
 use crate::protocol::RegisterLeases;
 use crate::protocol::line::Line;
 use crate::protocol::records::{Claims, Found, Refusal, Written};
 use crate::protocol::rules::recorded;
-use crate::clock::micros;
 use crate::register::{Body, Precondition, Register, Version, Write};
 use crate::stores::database::Database;
-use crate::stores::memory::server::table::{Answer, Put, Request, STATEMENT, Statement};
 use crate::stores::pool::{self, Purpose, Used};
 use crate::stores::rows::number;
-use crate::stores::table::{Connections, Kind, Table, Writing};
+use crate::stores::table::{Connections, Kind, Stored, Table, Writing, here, outcome, withheld};
 use crate::types::LockName;
+
+const SERVER: Kind = Kind { name: "a table in memory", not_primary: "ask again" };
 
 /// Opens leases in a table behind `network`.
 ///
 /// # Errors
 /// Outside of a runtime.
-pub(in crate::stores) fn leases(
+pub(in crate::stores::memory::server) fn leases(
     network: Arc<dyn Register>,
     failover_grace: Duration,
     options: StoreOptions,
@@ -43,7 +42,7 @@ pub(in crate::stores) fn leases(
         table: "leasehold".to_owned(),
         failover_grace,
     };
-    table::here(database, options, |connections| SimulatedTable { connections, network })
+    here(database, options, |connections| SimulatedTable { connections, network })
 }
 
 /// The table, for one client.
@@ -85,10 +84,10 @@ impl SimulatedTable {
     ) -> Result<Answer, StoreError> {
         let mut body = Body::from(Bytes::new());
         let request = serde_json::to_string(&Request { session, statement });
-        body.metadata.user.insert(STATEMENT.to_owned(), request.map_err(|error| MYSQL.unreadable(&error))?);
+        body.metadata.user.insert(STATEMENT.to_owned(), request.map_err(|error| SERVER.unreadable(&error))?);
         let answer = self.network.write(name, Precondition::Absent, body).await?;
-        let Write::Committed(answer) = answer else { return Err(MYSQL.unreadable(&"it is a conflict")) };
-        serde_json::from_str(answer.as_str()).map_err(|error| MYSQL.unreadable(&error))
+        let Write::Committed(answer) = answer else { return Err(SERVER.unreadable(&"it is a conflict")) };
+        serde_json::from_str(answer.as_str()).map_err(|error| SERVER.unreadable(&error))
     }
 
     async fn query(
@@ -105,7 +104,7 @@ impl SimulatedTable {
         let answer = answer?;
         if !answer.is_same {
             used.leave_server();
-            return Err(MYSQL.not_primary("another server was promoted").not_applied());
+            return Err(SERVER.not_primary("another server was promoted").not_applied());
         }
         self.connections.note_clock(answer.now_us.cast_signed(), began);
         Ok(answer)
@@ -125,9 +124,9 @@ impl Answer {
 
 #[async_trait]
 impl Table for SimulatedTable {
-    const KIND: Kind = MYSQL;
-    const CLAIMS: Claims = MysqlTable::CLAIMS;
-    const QUEUES_PERMITS: bool = MysqlTable::QUEUES_PERMITS;
+    const KIND: Kind = SERVER;
+    const CLAIMS: Claims = Claims::Free;
+    const QUEUES_PERMITS: bool = true;
     type Session = Session;
 
     fn connections(&self) -> &Connections<Session> {
@@ -156,7 +155,8 @@ impl Table for SimulatedTable {
         let mut used = self.take((*change).into()).await?;
         let too_late_us = self.connections.too_late_us(writing, Duration::ZERO);
         let grants_from_us = used.session()?.grants_from_us;
-        if let Some(refused) = withheld(&self.connections, writing, (&mut used, grants_from_us)) {
+        let refused = withheld(SERVER.name, &self.connections, writing, (&mut used, grants_from_us));
+        if let Some(refused) = refused {
             return Ok(refused);
         }
         let put = Put {
