@@ -125,6 +125,8 @@ mod rules_postgres;
 mod rules_redis;
 #[cfg(feature = "s3")]
 mod s3_register;
+#[cfg(feature = "chaos")]
+mod same_answers;
 mod store_names;
 mod suite_can_fail;
 mod suite_on_registers;

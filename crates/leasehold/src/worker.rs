@@ -61,6 +61,12 @@ impl<L: Send + Sync + 'static> OnWorker<L> {
         Ok(Self { leases: Arc::new(leases), worker: Worker::start(store)? })
     }
 
+    /// Runs the work of `leases` in the caller's runtime, without a thread.
+    #[cfg_attr(not(feature = "mysql"), allow(dead_code, reason = "only the simulation of a table does"))]
+    pub(crate) fn here(leases: L) -> Result<Self, Error> {
+        Ok(Self { leases: Arc::new(leases), worker: Worker { runtime: callers_runtime()?, stop: None } })
+    }
+
     /// Spawns `work` on the thread.
     pub(crate) fn run<T: Send + 'static, F>(&self, work: impl FnOnce(Arc<L>) -> F) -> Job<T>
     where

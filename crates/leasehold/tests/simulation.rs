@@ -51,6 +51,16 @@ fn no_history_of_locks_in_dynamodb_breaks_the_promise() {
     many(Plan::dynamodb_from_seed, 32, |total, seeds| busy(total, seeds) && total.taken > seeds);
 }
 
+/// The same faults, and a claim that has not read the record does not see the line beside it.
+#[cfg(feature = "mysql")]
+#[test]
+fn no_history_of_locks_in_a_table_breaks_the_promise() {
+    let plan = |seed| Plan { store: Store::Table, ..Plan::server_from_seed(seed) };
+    many(plan, 2, |total, seeds| {
+        busy(total, seeds) && total.failovers > seeds / 10 && total.taken > seeds / 10
+    });
+}
+
 /// Processes on one machine share a file. No history deletes rows by hand, because the documentation allows that only
 /// while no process uses them.
 #[cfg(feature = "sqlite")]
@@ -93,6 +103,14 @@ fn no_history_of_hand_off_in_a_file_breaks_the_promise() {
 #[test]
 fn no_process_starves_beside_another_that_passes_the_lock_on() {
     let plan = |seed| Plan { machines: 2, ..of_tasks(seed).with_faults(Faults::NONE) };
+    many(plan, 20, |total, seeds| total.handed > 10 * seeds && total.waited > Duration::from_millis(500));
+}
+
+/// A process that passes the lock on knows its record, which does not show who waits.
+#[cfg(feature = "mysql")]
+#[test]
+fn no_process_starves_for_a_lock_in_a_table() {
+    let plan = |seed| Plan { machines: 2, store: Store::Table, ..of_tasks(seed).with_faults(Faults::NONE) };
     many(plan, 20, |total, seeds| total.handed > 10 * seeds && total.waited > Duration::from_millis(500));
 }
 

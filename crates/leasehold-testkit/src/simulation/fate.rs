@@ -8,8 +8,8 @@ use leasehold::{LockName, Locker, Register as _};
 use tokio::task::JoinSet;
 
 use super::client::{self, Client};
+use super::items::Stranger;
 use super::plan::{Fault, Store, Workload};
-use super::table::Stranger;
 use super::trace::RECENT;
 use super::world::World;
 use super::{LOCK, Plan, SEVERAL};
@@ -96,8 +96,8 @@ impl Fate {
                     self.world.checker.taken(LOCK, self.world.now() + wait);
                 }
             }
-            if let Some(table) = self.world.table.as_ref().filter(|_| has(Fault::Strangers)) {
-                self.stranger.act(table, &self.world.checker, self.world.now(), &mut self.random);
+            if let Some(items) = self.world.items.as_ref().filter(|_| has(Fault::Strangers)) {
+                self.stranger.act(items, &self.world.checker, self.world.now(), &mut self.random);
             }
             if has(Fault::Restarts) && restarts {
                 self.world.checker.lock().history.restarts += 1;
@@ -132,8 +132,8 @@ impl Fate {
         if self.world.now() < self.world.checker.granted_last(LOCK) + RECENT {
             return;
         }
-        if let Some(table) = &self.world.table {
-            if table.delete(LOCK) {
+        if let Some(items) = &self.world.items {
+            if items.delete(LOCK) {
                 self.world.checker.deleted(LOCK);
                 self.world.checker.taken_until(LOCK, self.world.now());
             }
@@ -154,7 +154,7 @@ impl Fate {
             self.world.checker.evicting(lock, token.get());
             if let Ok(leasehold::Evicted::Evicted) = self.operator.evict(&name, token).await {
                 self.world.checker.lock().history.evicted += 1;
-                if self.world.table.is_some() {
+                if self.world.items.is_some() {
                     self.world.checker.taken_until(lock, self.world.now());
                 }
             }

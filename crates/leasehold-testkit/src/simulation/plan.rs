@@ -101,6 +101,8 @@ pub enum Store {
     File,
     /// On a server that keeps records and executes one step at a time, like PostgreSQL and Redis.
     Server,
+    /// In a table on such a server, whose lines of waiters are beside the records, like MariaDB.
+    Table,
     /// In a register, as objects that exist while the lock is held, which is the protocol of simple clients. A
     /// release deletes the object.
     Objects,
@@ -373,7 +375,7 @@ impl Plan {
     /// Returns how far the front ends' clocks are off. Returns zero if records are deleted by hand, because tokens
     /// then rise only as far as the front ends agree on the time, as documented. A server has no front ends.
     pub(super) fn front_ends(&self) -> Duration {
-        if !self.has(Fault::Skew) || self.has(Fault::Deletions) || self.store == Store::Server {
+        if !self.has(Fault::Skew) || self.has(Fault::Deletions) || self.store.is_server() {
             Duration::ZERO
         } else if self.has(Fault::StandStills) {
             // Machines that stand still with their clocks use up half of the margin.
@@ -411,14 +413,16 @@ impl Plan {
     pub(super) fn longest_wait(&self) -> Option<Duration> {
         // A cohort period, and the hold that is in progress at its end.
         let period = LONGEST_POLL.min(self.ttl / 4) + Duration::from_millis(150);
-        let periods = match self.store {
+        let (periods, polls) = match self.store {
             // A process notices other waiters after at most eight cohort periods. Then it backs off, and a waiter polls
             // once in that time.
-            Store::Objects => 9,
+            Store::Objects => (9, 3),
             // A process that asks again and again notices a waiter within the longest pause.
-            Store::Register | Store::Server | Store::File | Store::DynamoDb => 2,
+            Store::Register | Store::Server | Store::File | Store::DynamoDb => (2, 3),
+            // Each process finds the line before it takes the lock again, so its own pause is all that may be added.
+            Store::Table => (1, 1),
         };
-        let bound = periods * period + 3 * LONGEST_POLL;
+        let bound = periods * period + polls * LONGEST_POLL;
         (self.machines == 2).then_some(bound)
     }
 
@@ -429,13 +433,19 @@ impl Plan {
 }
 
 impl Store {
-    const ALL: [(Self, &'static str); 5] = [
+    const ALL: [(Self, &'static str); 6] = [
         (Self::Register, "register"),
         (Self::Server, "server"),
+        (Self::Table, "table"),
         (Self::File, "file"),
         (Self::Objects, "objects"),
         (Self::DynamoDb, "dynamodb"),
     ];
+
+    /// Returns whether the store is a server that can fail over.
+    pub(super) fn is_server(self) -> bool {
+        matches!(self, Self::Server | Self::Table)
+    }
 }
 
 /// Prints one line, in the form that `LEASEHOLD_PLAN` takes.

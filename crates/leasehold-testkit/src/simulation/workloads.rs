@@ -10,8 +10,8 @@ use leasehold::{Guard, Lock, LockName, RwLock};
 
 use super::checker::{Checker, Held};
 use super::client::Client;
+use super::items::LONGEST_LEASE;
 use super::plan::{Fault, LONGEST_POLL, Store, Workload};
-use super::table::LONGEST_LEASE;
 use super::{LOCK, SEVERAL};
 
 impl Client {
@@ -81,7 +81,7 @@ impl Client {
     /// poll, and the time for which requests may be late.
     pub(super) fn bound(&self) -> Duration {
         let mut longest = self.plan().longest_ttl();
-        if self.world.table.is_some() && self.plan().has(Fault::Strangers) {
+        if self.world.items.is_some() && self.plan().has(Fault::Strangers) {
             longest = longest.max(LONGEST_LEASE);
         }
         let ttl = Ttl::new(longest).unwrap_or_default();
@@ -90,7 +90,7 @@ impl Client {
         let late = match (self.plan().store, self.plan().has(Fault::LateRequests)) {
             (Store::Objects, _) => 2 * self.plan().ttl,
             // A late claim of a free item may succeed.
-            (_, true) if self.world.table.is_some() => 2 * self.plan().ttl,
+            (_, true) if self.world.items.is_some() => 2 * self.plan().ttl,
             (_, true) => self.plan().ttl,
             (_, false) => Duration::ZERO,
         };
@@ -122,9 +122,9 @@ impl Client {
     }
 
     async fn dead_waiters_of(&self, lock: &str) -> Duration {
-        let pauses = match (&self.world.server, &self.world.table) {
+        let pauses = match (&self.world.server, &self.world.items) {
             (Some(server), _) => server.pauses(lock),
-            (_, Some(table)) => table.pauses(lock),
+            (_, Some(items)) => items.pauses(lock),
             // The file does not show its waiters' pauses.
             _ if self.plan().store == Store::File => {
                 let Ok(lock) = LockName::new(lock) else { return Duration::ZERO };

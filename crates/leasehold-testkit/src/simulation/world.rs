@@ -14,10 +14,10 @@ use leasehold::{Locker, Register, RegisterLeases};
 
 use super::calls::Calls;
 use super::checker::Checker;
+use super::items::Items;
 use super::network::Network;
 use super::plan::{Fault, Plan, Store};
 use super::recorder::Recorder;
-use super::table::Table;
 use super::trace::{self, Judge, Trace, Traced};
 use crate::fault::{Chaos, FaultyRegister};
 use crate::layer::LeaseLayered;
@@ -37,8 +37,8 @@ pub(super) struct World {
     file: Option<Disk>,
     /// The server of the locks, if there is one.
     pub(super) server: Option<Arc<MemoryServer>>,
-    /// The table of the locks, if they are in one.
-    pub(super) table: Option<Table>,
+    /// The items of the locks, if they are in DynamoDB.
+    pub(super) items: Option<Items>,
     /// The resource that holders write to.
     resource: Arc<Recorder>,
     links: Mutex<Vec<Link>>,
@@ -120,12 +120,13 @@ impl World {
             let commit = move |name: &str, before: Option<&[u8]>, record: &[u8]| {
                 commits.commits(name, before, record, forgets);
             };
-            Arc::new(MemoryServer::new(env(2), plan.failover_grace(), commit))
+            let server = MemoryServer::new(env(2), plan.failover_grace(), commit);
+            Arc::new(if plan.store == Store::Table { server.with_table() } else { server })
         };
         Arc::new(Self {
             plan: plan.clone(),
-            server: (plan.store == Store::Server).then(server),
-            table: (plan.store == Store::DynamoDb).then(|| Table::new(env(3), register.clone())),
+            server: plan.store.is_server().then(server),
+            items: (plan.store == Store::DynamoDb).then(|| Items::new(env(3), register.clone())),
             register,
             resource: Arc::new(Recorder::of_resource(resource, checker.clone())),
             trace,
@@ -198,9 +199,11 @@ impl World {
         let StoreOptions { env, store_clock, margin, .. } = options.clone();
         let (trace, store_us) = (self.trace.clone(), AtomicU64::new(0));
         let traced = Traced { trace, process, env, store_clock, margin, store_us };
-        let leases = match (self.plan.store, &self.table) {
-            (_, Some(table)) => table.leases(register, options),
+        let leases = match (self.plan.store, &self.items) {
+            (_, Some(items)) => items.leases(register, options),
             (Store::Server, _) => server::leases(register, options),
+            (Store::Table, _) => server::leases_of_table(register, self.plan.failover_grace(), options)
+                .unwrap_or_else(|error| unreachable!("no table: {error}")),
             (Store::Objects, _) => RegisterLeases::by_existence(register, options),
             _ => RegisterLeases::new(register, options),
         };
@@ -218,9 +221,9 @@ impl World {
     }
 
     fn locks(&self) -> Arc<dyn Register> {
-        match (&self.server, &self.table) {
+        match (&self.server, &self.items) {
             (Some(server), _) => server.clone(),
-            (_, Some(table)) => table.served.clone(),
+            (_, Some(items)) => items.served.clone(),
             _ => self.register.clone(),
         }
     }
@@ -228,7 +231,7 @@ impl World {
     /// Creates a network to the register.
     fn network(&self) -> FaultyRegister {
         let register = self.locks();
-        let is_elsewhere = self.server.is_some() || self.table.is_some();
+        let is_elsewhere = self.server.is_some() || self.items.is_some();
         let counts = is_elsewhere.then(|| self.register.clone());
         FaultyRegister::new(register).observed(move |_| {
             if let Some(register) = &counts {

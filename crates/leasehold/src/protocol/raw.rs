@@ -1,9 +1,13 @@
 //! The records of a store, without the lease protocol: single conditional requests. `./chaos` checks whether their
-//! history is linearizable (`docs/chaos.md`). Not part of the public interface.
+//! history is linearizable (`docs/chaos.md`), and the testkit whether simulated servers answer like real ones. Not part of
+//! the public interface.
 
 use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::RegisterLeases;
 use super::record::{Content, Record, RecordState};
@@ -135,6 +139,106 @@ impl RawRecords {
         let written = self.0.write(name, expect, Some(&over.record), &free).await?;
         Ok(matches!(written, Written::Committed { .. }))
     }
+}
+
+/// A request of the lease protocol. Records and waiters are JSON.
+#[derive(Clone, Debug)]
+pub enum RawStep<'a> {
+    /// Reads the record.
+    Read,
+    /// Writes a record over the one that was read at this version, or creates it.
+    Write(Option<(&'a Version, &'a Value)>, Value),
+    /// Grants a record unread, with so many tokens. May ignore the line.
+    Claim(Value, u64, bool),
+    /// Adds a waiter to the line, whose longest pause is in milliseconds.
+    Join(Value, u64),
+    /// Removes the waiter with this claim from the line.
+    Leave(Id),
+    /// Reads the line.
+    ReadLine,
+    /// Replaces the line of this version, or creates it.
+    WriteLine(Option<&'a Version>, Value),
+    /// Deletes the record of this version.
+    Discard(&'a Version),
+}
+
+/// The answer to a [`RawStep`]: what became of it, and what it shows of the lock.
+#[derive(Clone, Debug, Default)]
+#[allow(missing_docs, reason = "the names say it")]
+#[non_exhaustive]
+pub struct RawAnswer {
+    pub outcome: &'static str,
+    pub record: Option<Value>,
+    pub version: Option<Version>,
+    pub line: Option<Value>,
+}
+
+impl RawRecords {
+    /// Sends one request for the lock `name`, as the lease protocol does.
+    ///
+    /// # Errors
+    /// Returns the error of the store. JSON that is no record, waiter or line is an error too.
+    pub async fn step(&self, name: &LockName, step: RawStep<'_>) -> Result<RawAnswer, StoreError> {
+        let records = &self.0;
+        let done =
+            |is_done| RawAnswer { outcome: if is_done { "done" } else { "refused" }, ..RawAnswer::default() };
+        let written = match step {
+            RawStep::Read => return shown("read", records.read(name).await?),
+            RawStep::Write(over, record) => {
+                let expect = over.map_or(Precondition::Absent, |(version, _)| Precondition::Version(version));
+                let before = over.map(|(_, before)| of_json::<Record>(before.clone())).transpose()?;
+                records.write(name, expect, before.as_ref(), &of_json(record)?).await?
+            }
+            RawStep::Claim(record, tokens, barges) => {
+                records.claim(name, &of_json(record)?, tokens, barges).await?
+            }
+            RawStep::Join(waiter, most_ms) => {
+                return shown("joined", records.join(name, &of_json(waiter)?, most_ms).await?);
+            }
+            RawStep::Leave(claim) => return records.leave(name, claim).await.map(|()| done(true)),
+            RawStep::ReadLine => {
+                let found = records.read_line(name).await?;
+                let line = found.as_ref().map(|(line, _)| serde_json::from_slice(line)).transpose();
+                let line = line.map_err(|error| unreadable(&error))?;
+                return Ok(RawAnswer { version: found.map(|(_, version)| version), line, ..done(true) });
+            }
+            RawStep::WriteLine(expect, line) => {
+                let expect = expect.map_or(Precondition::Absent, Precondition::Version);
+                return records.write_line(name, expect, line.to_string().into()).await.map(done);
+            }
+            RawStep::Discard(version) => return records.discard(name, version).await.map(done),
+        };
+        let (outcome, record, version) = match written {
+            Written::Committed { record, version } => ("committed", record, version),
+            Written::Granted { record, version, after: None } => ("granted", record, version),
+            Written::Granted { record, version, after: Some(_) } => ("granted after", record, version),
+            Written::Conflict(Refusal::Found(found)) => return shown("found", Some(found)),
+            Written::Conflict(Refusal::Absent) => return shown("absent", None),
+            Written::Conflict(Refusal::Unexplained) => return shown("unexplained", None),
+            Written::Withheld(_) => return shown("withheld", None),
+        };
+        shown(outcome, Some(Found { content: Content::Record(record), version, line: None }))
+    }
+}
+
+fn shown(outcome: &'static str, found: Option<Found>) -> Result<RawAnswer, StoreError> {
+    let Some(Found { content, version, line }) = found else {
+        return Ok(RawAnswer { outcome, ..RawAnswer::default() });
+    };
+    let record = match &content {
+        Content::Record(record) => Some(serde_json::to_value(record).map_err(|error| unreadable(&error))?),
+        Content::Foreign { .. } => None,
+    };
+    let line = line.map(serde_json::to_value).transpose().map_err(|error| unreadable(&error))?;
+    Ok(RawAnswer { outcome, record, version: Some(version), line })
+}
+
+fn of_json<T: DeserializeOwned>(value: Value) -> Result<T, StoreError> {
+    serde_json::from_value(value).map_err(|error| unreadable(&error))
+}
+
+fn unreadable(error: &serde_json::Error) -> StoreError {
+    Fault::new(ErrorKind::Invalid, error.to_string()).not_applied()
 }
 
 fn raw(found: Found) -> Result<RawRecord, StoreError> {

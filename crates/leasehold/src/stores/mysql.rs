@@ -46,5 +46,5 @@ const MYSQL: Kind = Kind {
 /// # Errors
 /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL and for files that cannot be read.
 pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
-    table::open::<MysqlTable>(url, options).await
+    table::open(url, options, MysqlTable::on).await
 }

@@ -50,5 +50,5 @@ const POSTGRES: Kind = Kind {
 /// # Errors
 /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL and for files that cannot be read.
 pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
-    table::open::<PostgresTable>(url, options).await
+    table::open(url, options, PostgresTable::on).await
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::{ErrorKind, Fault, StoreError};
@@ -41,7 +41,7 @@ pub(super) fn is_ours(version: &Version) -> bool {
 }
 
 /// The unparsed columns.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Cells {
     pub(super) now_us: i64,
     pub(super) locked_by: String,

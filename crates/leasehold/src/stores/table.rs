@@ -1,6 +1,8 @@
 //! A table of locks on a server that may fail over: what MySQL and PostgreSQL have in common. Each of them implements
-//! [`Table`] with its client and its statements.
+//! [`Table`] with its statements, and [`Servers`] with its client.
 
+#[cfg(feature = "mysql")]
+mod beside;
 mod examine;
 mod records;
 mod reports;
@@ -10,19 +12,22 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-pub(super) use self::examine::Checks;
+#[cfg(feature = "mysql")]
+pub(super) use self::beside::{Stored, outcome, withheld};
 #[cfg(test)]
 pub(super) use self::examine::suits;
-pub(super) use self::records::open;
+pub(super) use self::examine::{Checks, examined, make_once};
+pub(super) use self::records::{here, open};
 pub(super) use self::reports::{Effect, FULL, Kind, Meaning, not_ordinary, permissions};
 use self::reports::{lacks_columns, wrong_types};
 use async_trait::async_trait;
 use bytes::Bytes;
 
 use crate::clock::{Moment, StoreClock, micros, timeout};
+use crate::diagnosis::Examined;
 use crate::env::Env;
 use crate::error::{Error, Fault, StoreError};
-use crate::lease::{Id, attempt_limit};
+use crate::lease::{Id, StoreOptions, attempt_limit};
 use crate::protocol::line::Waiter;
 use crate::protocol::record::Record;
 use crate::protocol::records::{Change, Claims, Found, Written};
@@ -36,7 +41,6 @@ use crate::stores::pool::{self, Pool, Purpose, Used};
 use crate::stores::rows::{number, time};
 use crate::stores::tls::blocking;
 use crate::types::LockName;
-use crate::url::CheckedUrl;
 
 /// How long it takes to notice a server that has vanished without closing its connections.
 pub(super) const SILENCE: Duration = Duration::from_secs(10);
@@ -47,7 +51,7 @@ pub(super) const CHECK_LIMIT: Duration = Duration::from_secs(5);
 /// For how long it is known that only leasehold has rows in a table.
 const UNSHARED: Duration = Duration::from_secs(60);
 
-/// The table of a store. Its requests run on the store's thread.
+/// The table of a store: the requests on its rows. They run on the store's thread.
 #[async_trait]
 pub(super) trait Table: fmt::Debug + Send + Sync + Sized + 'static {
     const KIND: Kind;
@@ -55,38 +59,21 @@ pub(super) trait Table: fmt::Debug + Send + Sync + Sized + 'static {
     /// Whether permits are queued: see [`Capabilities`](crate::lease::Capabilities).
     const QUEUES_PERMITS: bool;
     type Session: pool::Session;
-    type Properties: Properties;
-    /// What a login needs: the password, and what the TLS files contain.
-    type Login: Send;
-
-    fn on(connections: Connections<Self::Session>, url: &CheckedUrl) -> Self;
 
     fn connections(&self) -> &Connections<Self::Session>;
 
-    /// Reads the password and the TLS files. Blocks.
-    fn login(database: &Database) -> Result<Self::Login, Error>;
+    /// Connects to the first server that is the primary. The connection is not part of the pool.
+    async fn open(&self) -> Result<Self::Session, StoreError>;
 
-    /// Connects to `host` within [`CONNECT_LIMIT`]. Sends no statement.
-    async fn connect(&self, host: &Host, login: Self::Login) -> Result<Self::Session, Fault>;
-
-    /// Asks for the properties of the server and its table.
-    async fn look(&self, session: &mut Self::Session) -> Result<Self::Properties, StoreError>;
-
-    /// Prepares a connection to a server that was checked.
-    async fn begin(
-        &self,
-        _session: &mut Self::Session,
-        _properties: &Self::Properties,
-    ) -> Result<(), StoreError> {
-        Ok(())
+    /// Runs the doctor's checks.
+    async fn examined(self: &Arc<Self>) -> Examined {
+        Examined::default()
     }
 
-    /// Returns the name of the table in SQL.
-    fn sql(&self) -> &str;
-
-    /// Sends the statement that creates or extends the table, which may be repeated. Succeeds if another process has just
-    /// done the same.
-    async fn define(&self, session: &mut Self::Session, sql: &str) -> Result<(), StoreError>;
+    /// Creates the table or adds the missing columns. Changes nothing if the table is complete.
+    async fn make(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
 
     /// Records which server is the primary: see `failover_grace`.
     async fn note_primary(self: &Arc<Self>) -> Result<(), StoreError>;
@@ -170,8 +157,50 @@ pub(super) trait Table: fmt::Debug + Send + Sync + Sized + 'static {
         self.connections().pool.take(purpose, async move { opens.open().await }).await
     }
 
+    fn env(&self) -> &Env {
+        &self.connections().env
+    }
+
+    /// Returns the name of the table as in the URL.
+    fn table(&self) -> &str {
+        &self.connections().database.table
+    }
+}
+
+/// The servers of a table: how to connect to them, and which of them are refused.
+#[async_trait]
+pub(super) trait Servers: Table {
+    type Properties: Properties;
+    /// What a login needs: the password, and what the TLS files contain.
+    type Login: Send;
+
+    /// Reads the password and the TLS files. Blocks.
+    fn login(database: &Database) -> Result<Self::Login, Error>;
+
+    /// Connects to `host` within [`CONNECT_LIMIT`]. Sends no statement.
+    async fn connect(&self, host: &Host, login: Self::Login) -> Result<Self::Session, Fault>;
+
+    /// Asks for the properties of the server and its table.
+    async fn look(&self, session: &mut Self::Session) -> Result<Self::Properties, StoreError>;
+
+    /// Prepares a connection to a server that was checked.
+    async fn begin(
+        &self,
+        _session: &mut Self::Session,
+        _properties: &Self::Properties,
+    ) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    /// Returns the name of the table in SQL.
+    fn sql(&self) -> &str;
+
+    /// Sends the statement that creates or extends the table, which may be repeated. Succeeds if another process has just
+    /// done the same.
+    async fn define(&self, session: &mut Self::Session, sql: &str) -> Result<(), StoreError>;
+
     /// Connects to the first server that is the primary. The connection is not part of the pool.
-    async fn open(&self) -> Result<Self::Session, StoreError> {
+    async fn primary(&self) -> Result<Self::Session, StoreError> {
         first_of(&self.connections().database.hosts, |host| self.open_at(host)).await
     }
 
@@ -216,15 +245,6 @@ pub(super) trait Table: fmt::Debug + Send + Sync + Sized + 'static {
             self.connections().note_clock(properties.clock_us(), sent);
         }
         Ok((session, properties))
-    }
-
-    fn env(&self) -> &Env {
-        &self.connections().env
-    }
-
-    /// Returns the name of the table as in the URL.
-    fn table(&self) -> &str {
-        &self.connections().database.table
     }
 }
 
@@ -328,6 +348,13 @@ pub(super) struct Connections<S> {
 }
 
 impl<S: pool::Session> Connections<S> {
+    fn of(database: Database, options: &StoreOptions) -> Self {
+        let (env, margin) = (options.env.clone(), options.margin);
+        let (clock, pool) = (StoreClock::default(), Pool::new(env.clone()));
+        let (accepted, unshared) = Default::default();
+        Self { database, env, margin, clock, pool, accepted, unshared }
+    }
+
     /// Records the reading of the server's clock in a response that has just arrived.
     pub(super) fn note_clock(&self, clock_us: i64, sent: Moment) {
         self.clock.observe_us(time(clock_us), sent, self.env.now());

@@ -9,6 +9,8 @@
 //! metadata of such a write has the step, and the version that it returns is the response.
 
 mod client;
+#[cfg(feature = "mysql")]
+mod table;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -19,7 +21,7 @@ use async_trait::async_trait;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use serde::{Deserialize, Serialize};
 
-pub use self::client::leases;
+pub use self::client::{leases, leases_of_table};
 use crate::clock::{Moment, StoreTime, micros};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
@@ -48,6 +50,9 @@ type OnCommit = dyn Fn(&str, Option<&[u8]>, &[u8]) + Send + Sync;
 pub struct MemoryServer {
     env: Env,
     failover_grace: Duration,
+    /// Whether the locks are in the table.
+    #[cfg_attr(not(feature = "mysql"), allow(dead_code, reason = "there is no table"))]
+    is_table: bool,
     on_commit: Box<OnCommit>,
     live: Mutex<Live>,
 }
@@ -69,6 +74,8 @@ struct Live {
 #[derive(Clone, Debug, Default)]
 struct State {
     rows: BTreeMap<String, Row>,
+    #[cfg(feature = "mysql")]
+    table: BTreeMap<String, table::Row>,
     /// The identity of the server that wrote this, and since when it has run. Compared and written by each grant.
     epoch: Option<(u64, u64)>,
 }
@@ -151,7 +158,14 @@ impl MemoryServer {
         failover_grace: Duration,
         on_commit: impl Fn(&str, Option<&[u8]>, &[u8]) + Send + Sync + 'static,
     ) -> Self {
-        Self { env, failover_grace, on_commit: Box::new(on_commit), live: Mutex::default() }
+        let on_commit = Box::new(on_commit);
+        Self { env, failover_grace, is_table: false, on_commit, live: Mutex::default() }
+    }
+
+    /// Other clients take locks in the table.
+    #[must_use]
+    pub fn with_table(self) -> Self {
+        Self { is_table: true, ..self }
     }
 
     /// Promotes a standby that has not received the writes of the last `lost`, and whose clock is `ahead` of the true
@@ -177,6 +191,10 @@ impl MemoryServer {
     pub fn take(&self, name: &str, lasts: Duration) -> bool {
         let mut live = self.live();
         let now_us = self.now_us(&live);
+        #[cfg(feature = "mysql")]
+        if self.is_table {
+            return Self::take_row(&mut live, name, now_us, now_us + micros(lasts));
+        }
         let row = live.state.rows.entry(name.to_owned()).or_default();
         let is_free = row.owner_at(now_us).is_none();
         if is_free {
@@ -188,6 +206,10 @@ impl MemoryServer {
     /// Returns the longest pause of each waiter in the line of the lock `name`, in milliseconds.
     pub fn pauses(&self, name: &str) -> Vec<u64> {
         let live = self.live();
+        #[cfg(feature = "mysql")]
+        if let Some(row) = live.state.table.get(name) {
+            return row.pauses();
+        }
         let row = live.state.rows.get(name);
         row.into_iter().flat_map(|row| &row.line).map(|waiter| waiter.polls_ms).collect()
     }
@@ -198,6 +220,14 @@ impl MemoryServer {
 
     fn now_us(&self, live: &Live) -> u64 {
         (self.env.now().wall_us() + micros(live.ahead)).saturating_sub(micros(live.behind))
+    }
+
+    /// Reports a record that is written.
+    fn commits(&self, name: &str, before: Option<&Record>, record: &Record) {
+        if let Ok(bytes) = record.to_bytes() {
+            let before = before.and_then(|before| before.to_bytes().ok());
+            (self.on_commit)(name, before.as_deref(), &bytes);
+        }
     }
 
     /// Executes `step` for the lock `name`, with the record of its request.
@@ -222,10 +252,7 @@ impl MemoryServer {
             (Step::Read | Step::Write { .. } | Step::Claim { .. }, _) => Outcome::Refused,
         };
         if matches!(outcome, Outcome::Done(_)) {
-            live.past.push_back((now, before));
-            while live.past.front().is_some_and(|(at, _)| now.shortest_since(*at) > REMEMBERED) {
-                live.past.pop_front();
-            }
+            live.remember(now, before);
         }
         let row = live.row(name);
         let foreign_us = row.foreign_at(now_us).map(|until_us| until_us - now_us);
@@ -255,10 +282,7 @@ impl MemoryServer {
             return Outcome::Withheld { left_us };
         }
         let record = Record { renewed_at_us: Some(now_us), awaited: false, ..record };
-        if let Ok(bytes) = record.to_bytes() {
-            let before = live.row(name).record.as_ref().and_then(|before| before.to_bytes().ok());
-            (self.on_commit)(name, before.as_deref(), &bytes);
-        }
+        self.commits(name, live.row(name).record.as_ref(), &record);
         let row = live.row(name);
         if !foreign {
             row.owner = Some((record.grant.to_string(), now_us.saturating_add(limits.kept_us)));
@@ -269,6 +293,14 @@ impl MemoryServer {
 }
 
 impl Live {
+    /// Remembers the state `before` a change.
+    fn remember(&mut self, now: Moment, before: State) {
+        self.past.push_back((now, before));
+        while self.past.front().is_some_and(|(at, _)| now.shortest_since(*at) > REMEMBERED) {
+            self.past.pop_front();
+        }
+    }
+
     fn row(&mut self, name: &str) -> &mut Row {
         self.state.rows.entry(name.to_owned()).or_default()
     }
@@ -355,6 +387,10 @@ impl Register for MemoryServer {
     }
 
     async fn write(&self, key: &str, _expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
+        #[cfg(feature = "mysql")]
+        if let Some(request) = body.metadata.user.get(table::STATEMENT) {
+            return Ok(Write::Committed(Version::new(self.answer(key, request)?)));
+        }
         let step = body.metadata.user.get(STEP).and_then(|step| serde_json::from_str(step).ok());
         let step: Step = step.ok_or_else(not_a_step)?;
         let answer = self.execute(key, &step, serde_json::from_slice(&body.bytes).ok());

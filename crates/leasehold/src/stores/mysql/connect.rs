@@ -60,7 +60,7 @@ mod tests {
     use super::super::store::MysqlTable;
     use super::*;
     use crate::lease::StoreOptions;
-    use crate::stores::table::Table;
+    use crate::stores::table::Servers;
     use crate::url::StoreUrl;
 
     #[test]

@@ -8,23 +8,23 @@ use bytes::Bytes;
 use mysql_async::Row;
 
 use super::connect::{Login, connect, ssl_options};
-use super::row::{Answer, Stored, cell, has, text};
+use super::row::{Answer, cell, has, stored, text};
 use super::server::{self, ServerInfo};
 use super::session::Session;
 use super::sql::{self, quoted};
 use super::{MYSQL, errors};
 use crate::clock::Moment;
+use crate::diagnosis::Examined;
 use crate::error::{Error, Fault, StoreError};
 use crate::protocol::line::Line;
-use crate::protocol::record::{Content, Record};
 use crate::protocol::records::{Change, Claims, Found, Refusal, Written};
 use crate::register::Version;
 use crate::stores::database::Database;
-use crate::stores::grace;
 use crate::stores::hosts::Host;
 use crate::stores::pool::{Purpose, Used};
-use crate::stores::rows::{locked_by, number, version_of};
-use crate::stores::table::{Connections, Effect, Kind, Table, Writing};
+use crate::stores::table::{
+    self, Connections, Effect, Kind, Servers, Stored, Table, Writing, outcome, withheld,
+};
 use crate::types::LockName;
 use crate::url::CheckedUrl;
 
@@ -37,6 +37,10 @@ pub(super) struct MysqlTable {
 }
 
 impl MysqlTable {
+    pub(super) fn on(connections: Connections<Session>, _: &CheckedUrl) -> Self {
+        Self { sql: quoted(&connections.database.table), connections }
+    }
+
     /// Sends one statement that may be repeated.
     async fn send(self: &Arc<Self>, effect: Effect, sql: &str) -> Result<Vec<Answer>, StoreError> {
         self.query(&mut self.take(Purpose::Contend).await?, effect, sql).await
@@ -109,7 +113,7 @@ impl MysqlTable {
     async fn stored(self: &Arc<Self>, name: &LockName) -> Result<Option<Stored>, StoreError> {
         let mut used = self.take(Purpose::Contend).await?;
         let read = sql::read(&self.sql, name.as_str(), &used.session()?.guard);
-        Stored::of(only(&self.query(&mut used, Effect::None, &read).await?)?)
+        stored(only(&self.query(&mut used, Effect::None, &read).await?)?)
     }
 }
 
@@ -119,16 +123,98 @@ impl Table for MysqlTable {
     const CLAIMS: Claims = Claims::Free;
     const QUEUES_PERMITS: bool = true;
     type Session = Session;
-    type Properties = ServerInfo;
-    type Login = Login;
-
-    fn on(connections: Connections<Session>, _: &CheckedUrl) -> Self {
-        Self { sql: quoted(&connections.database.table), connections }
-    }
 
     fn connections(&self) -> &Connections<Session> {
         &self.connections
     }
+
+    async fn open(&self) -> Result<Session, StoreError> {
+        self.primary().await
+    }
+
+    async fn examined(self: &Arc<Self>) -> Examined {
+        table::examined(self).await
+    }
+
+    async fn make(&self) -> Result<(), StoreError> {
+        table::make_once(self).await
+    }
+
+    /// Each new connection does it.
+    async fn note_primary(self: &Arc<Self>) -> Result<(), StoreError> {
+        self.take(Purpose::Contend).await.map(drop)
+    }
+
+    async fn read(self: &Arc<Self>, name: &LockName) -> Result<Option<Found>, StoreError> {
+        let stored = self.stored(name).await?;
+        stored.map(|stored| stored.found(name.as_str(), self.table())).transpose()
+    }
+
+    /// Also reads the record back in the same request.
+    async fn write(self: &Arc<Self>, writing: &Writing) -> Result<Written, StoreError> {
+        let Writing { change, name, .. } = writing;
+        let mut used = self.take((*change).into()).await?;
+        let too_late_us = self.connections.too_late_us(writing, Duration::ZERO);
+        let grants_from_us = used.session()?.grants_from_us;
+        let refused = withheld(MYSQL.name, &self.connections, writing, (&mut used, grants_from_us));
+        if let Some(refused) = refused {
+            return Ok(refused);
+        }
+        let session = used.session()?;
+        let guard = if *change == Change::Grant { &session.guard_of_grants } else { &session.guard };
+        let write = sql::write(&self.sql, guard, writing, too_late_us);
+        let request = format!("{write}; {}", sql::read(&self.sql, name.as_str(), guard));
+        let answers = self.query(&mut used, Effect::Writes, &request).await?;
+        // Returns the connection, because the rest may need one too.
+        drop(used);
+        if answers.is_empty() {
+            return Ok(Written::Conflict(Refusal::Unexplained));
+        }
+        outcome(writing, answers[0].affected > 0, stored(only(&answers)?)?, self.table())
+    }
+
+    async fn discard(self: &Arc<Self>, name: &LockName, version: &Version) -> Result<bool, StoreError> {
+        self.change(&sql::discard(&self.sql, name.as_str(), version)).await
+    }
+
+    async fn names(
+        self: &Arc<Self>,
+        prefix: &str,
+        from: Option<&str>,
+        count: usize,
+    ) -> Result<Vec<String>, StoreError> {
+        let mut used = self.take(Purpose::Contend).await?;
+        let names = sql::names(&self.sql, &used.session()?.guard, prefix, from, count);
+        let answers = self.query(&mut used, Effect::None, &names).await?;
+        let rows = answers.first().map_or(&[][..], |answer| &answer.rows);
+        rows.iter().map(|row| Ok(text(row, "name")?.unwrap_or_default())).collect()
+    }
+
+    async fn is_shared(self: &Arc<Self>) -> Result<bool, StoreError> {
+        cell(only(&self.send(Effect::None, &sql::is_shared(&self.sql)).await?)?, "is_shared")
+    }
+
+    async fn read_line(self: &Arc<Self>, name: &LockName) -> Result<Option<(Bytes, Version)>, StoreError> {
+        let line = self.stored(name).await?.and_then(|stored| stored.line);
+        line.map(|(line, version)| Ok((line.to_bytes().map_err(Fault::not_applied)?, version))).transpose()
+    }
+
+    async fn write_line(
+        self: &Arc<Self>,
+        name: &LockName,
+        expect: Option<&Version>,
+        line: &[u8],
+    ) -> Result<bool, StoreError> {
+        let back = Line::parse(line).map_err(Fault::not_applied)?.back();
+        let line = String::from_utf8_lossy(line);
+        self.change(&sql::write_line(&self.sql, name.as_str(), expect, &line, back)).await
+    }
+}
+
+#[async_trait]
+impl Servers for MysqlTable {
+    type Properties = ServerInfo;
+    type Login = Login;
 
     fn login(database: &Database) -> Result<Login, Error> {
         database.login("MYSQL_PWD", ssl_options)
@@ -187,135 +273,9 @@ impl Table for MysqlTable {
             _ => Ok(()),
         }
     }
-
-    /// Each new connection does it.
-    async fn note_primary(self: &Arc<Self>) -> Result<(), StoreError> {
-        self.take(Purpose::Contend).await.map(drop)
-    }
-
-    async fn read(self: &Arc<Self>, name: &LockName) -> Result<Option<Found>, StoreError> {
-        let stored = self.stored(name).await?;
-        stored.map(|stored| stored.found(name.as_str(), self.table())).transpose()
-    }
-
-    /// Also reads the record back in the same request.
-    async fn write(self: &Arc<Self>, writing: &Writing) -> Result<Written, StoreError> {
-        let Writing { change, over, name, record, columns, .. } = writing;
-        let mut used = self.take((*change).into()).await?;
-        let too_late_us = self.connections.too_late_us(writing, Duration::ZERO);
-        let clock_us = number(self.connections.clock.lowest_us(self.env().now()));
-        let session = used.session()?;
-        if *change == Change::Grant && clock_us < session.grants_from_us {
-            // Only a read shows who has the lock.
-            if over.is_some() {
-                return Ok(Written::Conflict(Refusal::Unexplained));
-            }
-            let left = Duration::from_micros(u64::try_from(session.grants_from_us - clock_us).unwrap_or(0));
-            // The clock may have been set back. The next connection records that.
-            if left > self.connections.database.failover_grace {
-                used.close();
-            }
-            return Ok(Written::Withheld(Box::new(grace::withheld(MYSQL.name, left))));
-        }
-        let guard = if *change == Change::Grant { &session.guard_of_grants } else { &session.guard };
-        let write = sql::write(&self.sql, guard, writing, too_late_us);
-        let request = format!("{write}; {}", sql::read(&self.sql, name.as_str(), guard));
-        let answers = self.query(&mut used, Effect::Writes, &request).await?;
-        // Returns the connection, because the rest may need one too.
-        drop(used);
-        if answers.is_empty() {
-            return Ok(Written::Conflict(Refusal::Unexplained));
-        }
-        let stored = Stored::of(only(&answers)?)?;
-        if answers[0].affected == 0 {
-            let found = stored.map(|stored| stored.found(name.as_str(), self.table())).transpose();
-            return Ok(Written::Conflict(
-                found.map_err(StoreError::of_read)?.map_or(Refusal::Absent, Refusal::Found),
-            ));
-        }
-        let version = version_of(&columns.version, &locked_by(record.grant));
-        let Some(stored) = stored else { return overtaken(*change, record, version) };
-        // If the row cannot be read, the record is written nevertheless.
-        let found = stored.found(name.as_str(), self.table()).map_err(|error| error.if_maybe(true))?;
-        match found {
-            Found { content: Content::Record(record), version: there, .. } if there == version => {
-                let after = stored.cells.previous();
-                Ok(match over {
-                    Some(_) => Written::Granted { record, version, after },
-                    None => Written::Committed { record, version },
-                })
-            }
-            _ => overtaken(*change, record, version),
-        }
-    }
-
-    async fn discard(self: &Arc<Self>, name: &LockName, version: &Version) -> Result<bool, StoreError> {
-        self.change(&sql::discard(&self.sql, name.as_str(), version)).await
-    }
-
-    async fn names(
-        self: &Arc<Self>,
-        prefix: &str,
-        from: Option<&str>,
-        count: usize,
-    ) -> Result<Vec<String>, StoreError> {
-        let mut used = self.take(Purpose::Contend).await?;
-        let names = sql::names(&self.sql, &used.session()?.guard, prefix, from, count);
-        let answers = self.query(&mut used, Effect::None, &names).await?;
-        let rows = answers.first().map_or(&[][..], |answer| &answer.rows);
-        rows.iter().map(|row| Ok(text(row, "name")?.unwrap_or_default())).collect()
-    }
-
-    async fn is_shared(self: &Arc<Self>) -> Result<bool, StoreError> {
-        cell(only(&self.send(Effect::None, &sql::is_shared(&self.sql)).await?)?, "is_shared")
-    }
-
-    async fn read_line(self: &Arc<Self>, name: &LockName) -> Result<Option<(Bytes, Version)>, StoreError> {
-        let line = self.stored(name).await?.and_then(|stored| stored.line);
-        line.map(|(line, version)| Ok((line.to_bytes().map_err(Fault::not_applied)?, version))).transpose()
-    }
-
-    async fn write_line(
-        self: &Arc<Self>,
-        name: &LockName,
-        expect: Option<&Version>,
-        line: &[u8],
-    ) -> Result<bool, StoreError> {
-        let back = Line::parse(line).map_err(Fault::not_applied)?.back();
-        let line = String::from_utf8_lossy(line);
-        self.change(&sql::write_line(&self.sql, name.as_str(), expect, &line, back)).await
-    }
 }
 
 /// Returns the row of the last statement, which always returns one.
 fn only(answers: &[Answer]) -> Result<&Row, StoreError> {
     answers.last().and_then(|answer| answer.rows.first()).ok_or_else(|| MYSQL.unreadable(&"it has no row"))
-}
-
-/// Returns the outcome of a write whose row was written again, or deleted, before it was read. A client that waits takes a
-/// lock as soon as it is free, so this happens after a release. Of another write, only a read shows what became of it.
-fn overtaken(change: Change, record: &Record, version: Version) -> Result<Written, StoreError> {
-    match change {
-        Change::Free => Ok(Written::Committed { record: Box::new(record.clone()), version }),
-        Change::Grant | Change::Renew => {
-            Err(Fault::unavailable("the row was written again at the same time").maybe_applied())
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::golden::golden_record;
-
-    #[test]
-    fn a_release_succeeds_although_the_row_was_written_again() {
-        let (record, version) = (golden_record("1-free.json"), Version::new("v"));
-        let freed = overtaken(Change::Free, &record, version.clone()).unwrap();
-        assert!(matches!(freed, Written::Committed { version: of, .. } if of == version));
-        for change in [Change::Grant, Change::Renew] {
-            let error = overtaken(change, &record, version.clone()).unwrap_err();
-            assert!(error.is_transient() && matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
-        }
-    }
 }

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
     use crate::error::Error;
     use crate::lease::StoreOptions;
-    use crate::stores::table::Table;
+    use crate::stores::table::Servers;
     use crate::url::StoreUrl;
 
     fn login(url: &str) -> Result<Login, Error> {

@@ -14,7 +14,7 @@ use super::statements::text;
 use super::store::PostgresTable;
 use crate::diagnosis::{Examined, Finding};
 use crate::error::StoreError;
-use crate::stores::table::{self, Checks, Effect, Table};
+use crate::stores::table::{self, Checks, Effect, Servers, Table};
 
 /// Reads the server's settings.
 pub(super) const SETTINGS: &str =

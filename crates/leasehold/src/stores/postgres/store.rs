@@ -17,6 +17,7 @@ use super::sql::quoted;
 use super::statements::{Parameter, Sql, Statements, boolean, channel, int8, text};
 use super::{POSTGRES, errors};
 use crate::clock::micros;
+use crate::diagnosis::Examined;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{Id, Ttl, attempt_limit};
 use crate::protocol::line::Waiter;
@@ -30,7 +31,7 @@ use crate::stores::hosts::Host;
 use crate::stores::notifications::Calls;
 use crate::stores::pool::{Purpose, Used};
 use crate::stores::rows::{EPOCH, locked_by, number, version_of};
-use crate::stores::table::{AnyFree, Connections, Effect, Kind, Table, Writing};
+use crate::stores::table::{self, AnyFree, Connections, Effect, Kind, Servers, Table, Writing};
 use crate::stores::tls::client_config;
 use crate::types::LockName;
 use crate::url::CheckedUrl;
@@ -63,6 +64,18 @@ pub(super) struct Listener {
 }
 
 impl PostgresTable {
+    pub(super) fn on(connections: Connections<Session>, url: &CheckedUrl) -> Self {
+        let Database { table, failover_grace, .. } = &connections.database;
+        let (sql, notifies) = (quoted(table), url.switch("notify"));
+        Self {
+            listener: Listener::new(connections.env.clone(), notifies.then(|| channel(&sql))),
+            statements: Statements::on(&sql, *failover_grace, notifies),
+            sql,
+            is_pooled: AtomicBool::new(false),
+            connections,
+        }
+    }
+
     /// Sends one statement that may be repeated.
     pub(super) async fn rows(
         self: &Arc<Self>,
@@ -245,68 +258,21 @@ impl Table for PostgresTable {
     const CLAIMS: Claims = Claims::InTurn;
     const QUEUES_PERMITS: bool = false;
     type Session = Session;
-    type Properties = ServerInfo;
-    type Login = Login;
-
-    fn on(connections: Connections<Session>, url: &CheckedUrl) -> Self {
-        let Database { table, failover_grace, .. } = &connections.database;
-        let (sql, notifies) = (quoted(table), url.switch("notify"));
-        Self {
-            listener: Listener::new(connections.env.clone(), notifies.then(|| channel(&sql))),
-            statements: Statements::on(&sql, *failover_grace, notifies),
-            sql,
-            is_pooled: AtomicBool::new(false),
-            connections,
-        }
-    }
 
     fn connections(&self) -> &Connections<Session> {
         &self.connections
     }
 
-    fn login(database: &Database) -> Result<Login, Error> {
-        database.login("PGPASSWORD", |tls| client_config(tls, POSTGRES.name))
+    async fn open(&self) -> Result<Session, StoreError> {
+        self.primary().await
     }
 
-    async fn connect(&self, host: &Host, login: Login) -> Result<Session, Fault> {
-        let database = &self.connections.database;
-        let no_connection =
-            |error| errors::of_connection(&error, host, database.tls.is_some(), &database.table);
-        if !self.is_pooled.load(Ordering::SeqCst) {
-            match connect(host, database, login.clone(), true).await.map_err(no_connection) {
-                Err(fault) if fault.kind == ErrorKind::Unsupported => {
-                    self.is_pooled.store(true, Ordering::SeqCst);
-                }
-                connected => return connected,
-            }
-        }
-        connect(host, database, login, false).await.map_err(no_connection)
+    async fn examined(self: &Arc<Self>) -> Examined {
+        table::examined(self).await
     }
 
-    async fn look(&self, session: &mut Session) -> Result<ServerInfo, StoreError> {
-        let rows = session.ask(&server::query(), &[text(&self.sql)]).await;
-        let rows = rows.map_err(|error| errors::of_statement(&error, Effect::None, self.table()))?;
-        let info = ServerInfo::of(only(&rows)?).map_err(|error| POSTGRES.unreadable(&error))?;
-        (session.is_direct, session.has_table) = (info.is_direct, info.kind.is_some());
-        Ok(info)
-    }
-
-    fn sql(&self) -> &str {
-        &self.sql
-    }
-
-    async fn define(&self, session: &mut Session, sql: &str) -> Result<(), StoreError> {
-        // The wait is short, because statements of other clients queue behind one that waits for a lock on the whole
-        // table.
-        let made = session.client.batch_execute(&format!("SET LOCAL lock_timeout = '1s'; {sql}")).await;
-        made.map_err(|error| match error.code() {
-            // Another process has just created the table, perhaps with other columns. PostgreSQL reports the collision
-            // despite IF NOT EXISTS.
-            Some(&SqlState::UNIQUE_VIOLATION | &SqlState::DUPLICATE_TABLE | &SqlState::DUPLICATE_OBJECT) => {
-                Fault::unavailable("another process created the table at the same time").not_applied()
-            }
-            _ => errors::of_statement(&error, Effect::Writes, self.table()),
-        })
+    async fn make(&self) -> Result<(), StoreError> {
+        table::make_once(self).await
     }
 
     async fn note_primary(self: &Arc<Self>) -> Result<(), StoreError> {
@@ -399,6 +365,57 @@ impl Table for PostgresTable {
     fn close(&self) {
         self.listener.end();
         self.connections.pool.close_idle();
+    }
+}
+
+#[async_trait]
+impl Servers for PostgresTable {
+    type Properties = ServerInfo;
+    type Login = Login;
+
+    fn login(database: &Database) -> Result<Login, Error> {
+        database.login("PGPASSWORD", |tls| client_config(tls, POSTGRES.name))
+    }
+
+    async fn connect(&self, host: &Host, login: Login) -> Result<Session, Fault> {
+        let database = &self.connections.database;
+        let no_connection =
+            |error| errors::of_connection(&error, host, database.tls.is_some(), &database.table);
+        if !self.is_pooled.load(Ordering::SeqCst) {
+            match connect(host, database, login.clone(), true).await.map_err(no_connection) {
+                Err(fault) if fault.kind == ErrorKind::Unsupported => {
+                    self.is_pooled.store(true, Ordering::SeqCst);
+                }
+                connected => return connected,
+            }
+        }
+        connect(host, database, login, false).await.map_err(no_connection)
+    }
+
+    async fn look(&self, session: &mut Session) -> Result<ServerInfo, StoreError> {
+        let rows = session.ask(&server::query(), &[text(&self.sql)]).await;
+        let rows = rows.map_err(|error| errors::of_statement(&error, Effect::None, self.table()))?;
+        let info = ServerInfo::of(only(&rows)?).map_err(|error| POSTGRES.unreadable(&error))?;
+        (session.is_direct, session.has_table) = (info.is_direct, info.kind.is_some());
+        Ok(info)
+    }
+
+    fn sql(&self) -> &str {
+        &self.sql
+    }
+
+    async fn define(&self, session: &mut Session, sql: &str) -> Result<(), StoreError> {
+        // The wait is short, because statements of other clients queue behind one that waits for a lock on the whole
+        // table.
+        let made = session.client.batch_execute(&format!("SET LOCAL lock_timeout = '1s'; {sql}")).await;
+        made.map_err(|error| match error.code() {
+            // Another process has just created the table, perhaps with other columns. PostgreSQL reports the collision
+            // despite IF NOT EXISTS.
+            Some(&SqlState::UNIQUE_VIOLATION | &SqlState::DUPLICATE_TABLE | &SqlState::DUPLICATE_OBJECT) => {
+                Fault::unavailable("another process created the table at the same time").not_applied()
+            }
+            _ => errors::of_statement(&error, Effect::Writes, self.table()),
+        })
     }
 }
 

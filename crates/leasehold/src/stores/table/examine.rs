@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::reports::{least_permissions, no_table};
-use super::{Properties, Table};
+use super::{Properties, Servers};
 use crate::diagnosis::{Examined, Finding};
 use crate::error::{Fault, StoreError};
 use crate::retry::RetryBudget;
@@ -13,7 +13,7 @@ use crate::stores::pool::Session;
 
 /// The doctor's checks that other databases do not have.
 #[async_trait]
-pub(in crate::stores) trait Checks: Table {
+pub(in crate::stores) trait Checks: Servers {
     async fn examine(
         self: &Arc<Self>,
         session: &mut Self::Session,
@@ -22,7 +22,8 @@ pub(in crate::stores) trait Checks: Table {
     ) -> Result<(), StoreError>;
 }
 
-pub(super) async fn examined<T: Checks>(table: &Arc<T>) -> Examined {
+/// Runs the doctor's checks.
+pub(in crate::stores) async fn examined<T: Checks>(table: &Arc<T>) -> Examined {
     let mut examined = Examined { least_permissions: least_permissions(table.sql()), ..Examined::default() };
     let asking = async {
         let (mut session, properties) = table.any().await?;
@@ -50,8 +51,8 @@ pub(in crate::stores) fn suits(properties: &impl Properties, table: &str, praise
     Finding::required(CHECK, suits.map(|()| format!("{table:?} {praise}")))
 }
 
-/// Creates the table or adds the missing columns. Changes nothing if the table is complete.
-pub(super) async fn make_once<T: Table>(table: &T) -> Result<(), StoreError> {
+/// Does what [`make`](super::Table::make) says.
+pub(in crate::stores) async fn make_once<T: Servers>(table: &T) -> Result<(), StoreError> {
     let (mut session, properties) = table.any().await?;
     let name = table.table();
     properties.check_server(session.host()).map_err(Fault::not_applied)?;

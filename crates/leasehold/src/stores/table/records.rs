@@ -9,8 +9,8 @@ use bytes::Bytes;
 use futures_util::stream::BoxStream;
 
 use super::reports::used_by_others;
-use super::{AnyFree, Checks, Connections, UNSHARED, Writing, examine};
-use crate::clock::{StoreClock, StoreTime};
+use super::{AnyFree, Connections, Servers, Table, UNSHARED, Writing};
+use crate::clock::StoreTime;
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, Fault, StoreError};
@@ -26,11 +26,10 @@ use crate::stores::database::Database;
 use crate::stores::grace;
 use crate::stores::notifications::until_first;
 use crate::stores::pages::{self, Page};
-use crate::stores::password::Accepted;
-use crate::stores::pool::{Pool, Purpose};
+use crate::stores::pool::Purpose;
 use crate::stores::rows::is_ours;
 use crate::types::LockName;
-use crate::url::StoreUrl;
+use crate::url::{CheckedUrl, StoreUrl};
 use crate::worker::{Job, OnWorker};
 
 /// A poll is a read by primary key.
@@ -42,29 +41,37 @@ const PAGE: usize = 1_000;
 
 /// Opens the leases of the table that `url` names. Sends no request. Reads the files, so that one that cannot be read is an
 /// error before anything is locked.
-pub(in crate::stores) async fn open<T: Checks>(
+pub(in crate::stores) async fn open<T: Servers>(
     url: StoreUrl,
     mut options: StoreOptions,
+    on: impl FnOnce(Connections<T::Session>, &CheckedUrl) -> T + Send + 'static,
 ) -> Result<Arc<dyn LeaseStore>, Error> {
     let url = url.checked(&mut options)?;
-    let (env, margin) = (options.env.clone(), options.margin);
-    let database = Database::of(&url, T::KIND.name)?;
+    let connections = Connections::of(Database::of(&url, T::KIND.name)?, &options);
     let connect = move || {
-        T::login(&database)?;
-        let (pool, clock) = (Pool::new(env.clone()), StoreClock::default());
-        let (accepted, unshared) = (Accepted::default(), Default::default());
-        Ok(T::on(Connections { database, env, margin, clock, pool, accepted, unshared }, &url))
+        T::login(&connections.database)?;
+        Ok(on(connections, &url))
     };
     let records = TableRecords(OnWorker::open(T::KIND.name, connect).await?);
     Ok(Arc::new(RegisterLeases::on(Arc::new(records), options)))
 }
 
+/// Returns the leases of a table whose requests run in the caller's runtime. For the simulation.
+pub(in crate::stores) fn here<T: Table>(
+    database: Database,
+    options: StoreOptions,
+    on: impl FnOnce(Connections<T::Session>) -> T,
+) -> Result<RegisterLeases, Error> {
+    let records = TableRecords(OnWorker::here(on(Connections::of(database, &options)))?);
+    Ok(RegisterLeases::on(Arc::new(records), options))
+}
+
 /// The records of one table. Each request runs as a job on the store's thread, so that a future that its caller no longer
 /// polls does not keep a connection.
 #[derive(Debug)]
-struct TableRecords<T: Checks>(OnWorker<T>);
+struct TableRecords<T: Table>(OnWorker<T>);
 
-impl<T: Checks> TableRecords<T> {
+impl<T: Table> TableRecords<T> {
     /// Runs `work` on the store's thread.
     fn run<R: Send + 'static, F>(&self, work: impl FnOnce(Arc<T>) -> F) -> Job<R>
     where
@@ -102,7 +109,7 @@ impl<T: Checks> TableRecords<T> {
     }
 }
 
-impl<T: Checks> Drop for TableRecords<T> {
+impl<T: Table> Drop for TableRecords<T> {
     fn drop(&mut self) {
         let table = self.0.leases.clone();
         self.0.finish(async move { table.close() });
@@ -110,7 +117,7 @@ impl<T: Checks> Drop for TableRecords<T> {
 }
 
 #[async_trait]
-impl<T: Checks> Records for TableRecords<T> {
+impl<T: Table> Records for TableRecords<T> {
     async fn read(&self, name: &LockName) -> Result<Option<Found>, StoreError> {
         let name = name.clone();
         self.run(|table| async move { table.read(&name).await }).await?
@@ -238,13 +245,13 @@ impl<T: Checks> Records for TableRecords<T> {
     }
 
     async fn examine(&self, _: &Examination) -> Examined {
-        self.run(|table| async move { examine::examined(&table).await }).await.unwrap_or_default()
+        self.run(|table| async move { table.examined().await }).await.unwrap_or_default()
     }
 
     /// Also records which server is the primary.
     async fn init(&self) -> Result<(), StoreError> {
         self.run(|table| async move {
-            retry(table.env(), || examine::make_once(&*table)).await?;
+            retry(table.env(), || table.make()).await?;
             retry(table.env(), || table.note_primary()).await
         })
         .await?

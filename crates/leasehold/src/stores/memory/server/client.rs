@@ -9,7 +9,7 @@ use futures_util::stream::{self, BoxStream, StreamExt};
 use super::{Answer, Limits, Outcome, POLL_INTERVAL, STEP, Step, not_a_step};
 use crate::clock::{StoreClock, StoreTime, micros};
 use crate::env::Env;
-use crate::error::{Fault, StoreError};
+use crate::error::{Error, Fault, StoreError};
 use crate::lease::{Capabilities, HolderInfo, Id, StoreOptions, attempt_limit};
 use crate::protocol::RegisterLeases;
 use crate::protocol::line::{Line, Waiter};
@@ -25,6 +25,21 @@ pub fn leases(network: Arc<dyn Register>, options: StoreOptions) -> RegisterLeas
         Arc::new(ServerRecords { network, env, margin, clock: StoreClock::default() }),
         options,
     )
+}
+
+/// Opens leases in a table on a [`MemoryServer`](super::MemoryServer) behind `network`, as they are on MariaDB.
+///
+/// # Errors
+/// Without the feature `mysql`, and outside of a runtime.
+pub fn leases_of_table(
+    network: Arc<dyn Register>,
+    failover_grace: Duration,
+    options: StoreOptions,
+) -> Result<RegisterLeases, Error> {
+    #[cfg(feature = "mysql")]
+    return super::table::leases(network, failover_grace, options);
+    #[cfg(not(feature = "mysql"))]
+    Err(Error::unsupported(format!("no table on {network:?} for {options:?} and {failover_grace:?}")))
 }
 
 /// The records of a [`MemoryServer`](super::MemoryServer), for one client.

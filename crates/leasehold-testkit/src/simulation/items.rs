@@ -42,12 +42,12 @@ pub(super) const LONGEST_LEASE: Duration = Duration::from_secs(3);
 
 /// The table, and its end of the networks.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct Items {
     pub(super) served: Arc<Served>,
     server: Arc<FakeDynamoDb>,
 }
 
-impl Table {
+impl Items {
     /// Creates the server of the locks, with the clock of `env`. Reports to `commits` what it commits.
     pub(super) fn new(env: Env, commits: Arc<Recorder>) -> Self {
         let server = FakeDynamoDb::new(move |key, before, after| {
@@ -141,12 +141,12 @@ impl Stranger {
     /// Does the next thing: takes the lock if it can, or sends a heartbeat, releases the lock, or dies.
     pub(super) fn act(
         &mut self,
-        table: &Table,
+        items: &Items,
         checker: &Checker,
         now: Duration,
         random: &mut fastrand::Rng,
     ) {
-        let item = table.server.item(LOCK);
+        let item = items.server.item(LOCK);
         let there = item.as_ref().and_then(version).map(str::to_owned);
         let lease = Duration::from_millis(random.u64(200..LONGEST_LEASE.as_millis() as u64));
         let fresh = format!("{:032x}", random.u128(..));
@@ -166,11 +166,11 @@ impl Stranger {
                 update
             };
             match random.u8(..4) {
-                0 => drop(table.server.answer("DeleteItem", &condition)),
-                1 => drop(table.server.answer("UpdateItem", &update("SET isReleased = :new", "1"))),
+                0 => drop(items.server.answer("DeleteItem", &condition)),
+                1 => drop(items.server.answer("UpdateItem", &update("SET isReleased = :new", "1"))),
                 2 => {
                     let sets = "SET recordVersionNumber = :new";
-                    table.server.answer("UpdateItem", &update(sets, &fresh));
+                    items.server.answer("UpdateItem", &update(sets, &fresh));
                     let until = now + item.as_ref().map_or(Duration::ZERO, lease_of);
                     self.holds = Some((fresh, until));
                     return checker.taken_until(LOCK, until);
@@ -207,7 +207,7 @@ impl Stranger {
         if let Some(values) = values {
             request["ExpressionAttributeValues"] = values;
         }
-        let (status, _) = table.server.answer("PutItem", &request);
+        let (status, _) = items.server.answer("PutItem", &request);
         if status == 200 {
             checker.taken(LOCK, now + lease);
             self.holds = Some((fresh, now + lease));
