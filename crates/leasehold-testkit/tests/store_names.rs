@@ -38,7 +38,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("leasehold-testkit/src/launch.rs", "the protocols by which requests are counted"),
     ("leasehold-testkit/src/launch/unprivileged.rs", "the user that servers run as"),
     ("leasehold-testkit/src/simulation/plan.rs", "the simulated stores"),
-    ("leasehold-testkit/src/simulation/table.rs", "a simulated store"),
+    ("leasehold-testkit/src/simulation/items.rs", "a simulated store"),
     ("leasehold-testkit/src/simulation/world.rs", "the simulated stores"),
     ("leasehold-bench/src/contender.rs", "the rivals that this program itself is"),
     ("leasehold-bench/src/contender/dynamodb.rs", "a rival"),
