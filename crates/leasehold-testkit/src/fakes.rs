@@ -1,6 +1,7 @@
 //! In-memory servers for tests. They implement just enough for a lock, and misbehave as the test asks.
 
 pub mod gcs;
+pub(crate) mod kubernetes;
 pub mod s3;
 
 use std::fmt;

@@ -56,6 +56,7 @@
 mod calls;
 mod checker;
 mod client;
+mod cluster;
 mod copy;
 mod fate;
 mod host;
@@ -67,7 +68,6 @@ mod plan;
 mod recorder;
 mod shrink;
 mod trace;
-#[allow(dead_code, reason = "until a store uses it")]
 mod wire;
 mod workloads;
 mod world;

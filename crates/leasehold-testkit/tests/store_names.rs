@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, iter};
 
 /// Folders and files that are about stores, as the beginning of a path below `crates/X/src`.
-const OWN: &[&str] = &["stores/", "stores.rs", "fakes/", "fakes.rs"];
+const OWN: &[&str] = &["stores/", "stores.rs", "fakes/", "fakes.rs", "simulation/"];
 
 /// Other files that name a store, and why.
 const ALLOWED: &[(&str, &str)] = &[
@@ -37,7 +37,6 @@ const ALLOWED: &[(&str, &str)] = &[
     ("leasehold-testkit/src/chaos/registers.rs", "whose deletes have to be examined first"),
     ("leasehold-testkit/src/launch.rs", "the protocols by which requests are counted"),
     ("leasehold-testkit/src/launch/unprivileged.rs", "the user that servers run as"),
-    ("leasehold-testkit/src/simulation/world.rs", "the simulated store with its own leases"),
     ("leasehold-bench/src/contender.rs", "the rivals that this program itself is"),
     ("leasehold-bench/src/contender/dynamodb.rs", "a rival"),
     ("leasehold-bench/src/contender/gcs.rs", "a rival"),

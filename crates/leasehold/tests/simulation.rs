@@ -44,6 +44,16 @@ fn no_history_of_locks_on_a_server_breaks_the_promise() {
     });
 }
 
+/// Lease objects in a cluster, with client-go's election beside leasehold.
+#[cfg(feature = "kubernetes")]
+#[test]
+fn no_history_of_locks_in_a_cluster_breaks_the_promise() {
+    many(Plan::cluster_from_seed, 2, |total, seeds| {
+        let counted = [total.cancelled, total.evicted, total.deleted, total.restarts, total.taken];
+        busy(total, seeds) && counted.into_iter().all(|count| count > seeds / 10)
+    });
+}
+
 /// Processes on one machine share a file. No history deletes rows by hand, because the documentation allows that only
 /// while no process uses them.
 #[cfg(feature = "sqlite")]

@@ -21,7 +21,7 @@ async fn live(world: Arc<World>, process: u64, mut random: fastrand::Rng) {
     let register = &world.register.inner;
     let key = match world.plan.store {
         Store::Objects => LOCK.to_owned(),
-        Store::Register | Store::Server | Store::File => format!("{LOCK}.lock"),
+        _ => format!("{LOCK}.lock"),
     };
     let Ok(Some(cell)) = register.read(&key).await else { return };
     let Ok(mut record) = serde_json::from_slice::<Value>(&cell.value) else { return };

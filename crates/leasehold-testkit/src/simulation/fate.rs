@@ -8,6 +8,7 @@ use leasehold::{LockName, Locker, Register as _};
 use tokio::task::JoinSet;
 
 use super::client::{self, Client};
+use super::cluster::Cluster;
 use super::plan::{Fault, Store, Workload};
 use super::trace::RECENT;
 use super::world::World;
@@ -93,6 +94,12 @@ impl Fate {
                     self.world.checker.taken(LOCK, self.world.now() + wait);
                 }
             }
+            if let Some(cluster) = &self.world.cluster
+                && has(Fault::Strangers)
+                && self.random.u8(..3) == 0
+            {
+                cluster.other_client(&mut self.random, &self.world.checker, self.world.now());
+            }
             if has(Fault::Restarts) && restarts {
                 self.world.checker.lock().history.restarts += 1;
                 self.end_machines().await;
@@ -120,11 +127,14 @@ impl Fate {
     /// Deletes the record by hand.
     async fn delete(&self) {
         let key = match self.plan().store {
-            Store::Register | Store::Server | Store::File => format!("{LOCK}.lock"),
             Store::Objects => LOCK.to_owned(),
+            _ => format!("{LOCK}.lock"),
         };
         if self.world.now() < self.world.checker.granted_last(LOCK) + RECENT {
             return;
+        }
+        if self.world.cluster.as_ref().is_some_and(Cluster::delete) {
+            self.world.checker.deleted(LOCK);
         }
         let register = &self.world.register.inner;
         if let Ok(Some(cell)) = register.read(&key).await {

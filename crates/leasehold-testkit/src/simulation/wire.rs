@@ -26,7 +26,7 @@ use crate::machine::Machine;
 #[derive(Debug)]
 pub(super) struct Wire {
     /// The network, with [`Served`] at its end.
-    pub(super) network: Machine,
+    pub(super) network: Arc<Machine>,
     pub(super) served: Arc<Served>,
 }
 

@@ -10,6 +10,7 @@ use leasehold::{Guard, Lock, LockName, RwLock};
 
 use super::checker::{Checker, Held};
 use super::client::Client;
+use super::cluster::STRANGER_LEADS;
 use super::plan::{Fault, LONGEST_POLL, Store, Workload};
 use super::{LOCK, SEVERAL};
 
@@ -84,12 +85,16 @@ impl Client {
         // stores, a late renewal of a dead holder may.
         let late = match self.plan().store {
             Store::Objects => 2 * self.plan().ttl,
-            Store::Register | Store::Server | Store::File if self.plan().has(Fault::LateRequests) => {
-                self.plan().ttl
-            }
-            Store::Register | Store::Server | Store::File => Duration::ZERO,
+            _ if self.plan().has(Fault::LateRequests) => self.plan().ttl,
+            _ => Duration::ZERO,
         };
-        let on_its_clock = ttl.contender_span() + LONGEST_POLL.mul_f64(1.25);
+        // The other client's lease, and the wait for a token after it.
+        let stranger = if self.plan().store == Store::Kubernetes && self.plan().has(Fault::Strangers) {
+            Duration::from_secs(2 * STRANGER_LEADS)
+        } else {
+            Duration::ZERO
+        };
+        let on_its_clock = ttl.contender_span() + stranger + self.plan().longest_poll().mul_f64(1.25);
         let on_its_clock = on_its_clock.div_f64(1.0 - RATE_ERROR.max(self.plan().rates()));
         on_its_clock + late + self.plan().failover_grace()
     }
@@ -125,9 +130,14 @@ impl Client {
                 vec![LONGEST_POLL.as_millis() as u64; waiters]
             }
             None => {
-                let line = self.world.register.inner.read(&format!("{lock}.line")).await;
-                let Ok(Some(line)) = line else { return Duration::ZERO };
-                let line: serde_json::Value = serde_json::from_slice(&line.value).unwrap_or_default();
+                let line: serde_json::Value = match &self.world.cluster {
+                    Some(cluster) => cluster.line(lock).unwrap_or_default(),
+                    None => {
+                        let line = self.world.register.inner.read(&format!("{lock}.line")).await;
+                        let Ok(Some(line)) = line else { return Duration::ZERO };
+                        serde_json::from_slice(&line.value).unwrap_or_default()
+                    }
+                };
                 let waiters = line["waiters"].as_array().into_iter().flatten();
                 waiters.filter_map(|waiter| waiter["polls_ms"].as_u64()).collect()
             }
@@ -136,7 +146,7 @@ impl Client {
         // One more waiter may still join by a late request. Its pause exceeds the last one's by at most the longest
         // poll.
         let late = self.plan().has(Fault::LateRequests);
-        let one_more = late.then(|| pauses.last().copied().unwrap_or_default() + LONGEST_POLL);
+        let one_more = late.then(|| pauses.last().copied().unwrap_or_default() + self.plan().longest_poll());
         let pauses = || pauses.iter().chain(&one_more);
         2 * pauses().max().copied().unwrap_or_default() + Duration::from_millis(500) * pauses().count() as u32
     }

@@ -14,6 +14,7 @@ use leasehold::{Locker, Register, RegisterLeases};
 
 use super::calls::Calls;
 use super::checker::Checker;
+use super::cluster::Cluster;
 use super::network::Network;
 use super::plan::{Fault, Plan, Store};
 use super::recorder::Recorder;
@@ -36,6 +37,8 @@ pub(super) struct World {
     file: Option<Disk>,
     /// The server of the locks, if there is one.
     pub(super) server: Option<Arc<MemoryServer>>,
+    /// The Kubernetes cluster with the locks, if there is one.
+    pub(super) cluster: Option<Cluster>,
     /// The resource that holders write to.
     resource: Arc<Recorder>,
     links: Mutex<Vec<Link>>,
@@ -120,6 +123,7 @@ impl World {
         Arc::new(Self {
             plan: plan.clone(),
             server: (plan.store == Store::Server).then(server),
+            cluster: (plan.store == Store::Kubernetes).then(|| Cluster::new(env(3), register.clone())),
             register,
             resource: Arc::new(Recorder::of_resource(resource, checker.clone())),
             trace,
@@ -177,7 +181,12 @@ impl World {
             (Arc::new(LeaseLayered(calls)), script)
         } else {
             let network = self.network();
-            (self.leases(machine(&network), seed, options), Arc::new(network))
+            let machine = machine(&network);
+            let leases = match &self.cluster {
+                Some(cluster) => self.traced(cluster.leases(machine, options.clone()), seed, &options),
+                None => self.leases(machine, seed, options),
+            };
+            (leases, Arc::new(network))
         };
         let network = FaultyRegister::new(self.resource.clone()).observed(|_| {});
         let resource = machine(&network);
@@ -194,14 +203,19 @@ impl World {
         process: u64,
         options: StoreOptions,
     ) -> Arc<dyn LeaseStore> {
+        let leases = match self.plan.store {
+            Store::Server => server::leases(register, options.clone()),
+            Store::Objects => RegisterLeases::by_existence(register, options.clone()),
+            _ => RegisterLeases::new(register, options.clone()),
+        };
+        self.traced(leases, process, &options)
+    }
+
+    /// Records what `process` sends and sees.
+    fn traced(&self, leases: RegisterLeases, process: u64, options: &StoreOptions) -> Arc<dyn LeaseStore> {
         let StoreOptions { env, store_clock, margin, .. } = options.clone();
         let (trace, store_us) = (self.trace.clone(), AtomicU64::new(0));
         let traced = Traced { trace, process, env, store_clock, margin, store_us };
-        let leases = match self.plan.store {
-            Store::Server => server::leases(register, options),
-            Store::Objects => RegisterLeases::by_existence(register, options),
-            Store::Register | Store::File => RegisterLeases::new(register, options),
-        };
         Arc::new(leases.tapped(Arc::new(traced)))
     }
 
@@ -217,11 +231,11 @@ impl World {
 
     /// Creates a network to the register.
     fn network(&self) -> FaultyRegister {
-        let register: Arc<dyn Register> = match &self.server {
-            Some(server) => server.clone(),
-            None => self.register.clone(),
+        let (register, counts): (Arc<dyn Register>, _) = match (&self.server, &self.cluster) {
+            (Some(server), _) => (server.clone(), Some(self.register.clone())),
+            (None, Some(cluster)) => (cluster.served.clone(), Some(self.register.clone())),
+            (None, None) => (self.register.clone(), None),
         };
-        let counts = self.server.as_ref().map(|_| self.register.clone());
         FaultyRegister::new(register).observed(move |_| {
             if let Some(register) = &counts {
                 register.count();
@@ -238,8 +252,13 @@ impl World {
     pub(super) fn operator(&self) -> Locker {
         let mut options = StoreOptions::default();
         options.env = Env::seeded(self.clock.clone(), self.plan.seed ^ 0x0e);
+        let env = options.env.clone();
         Locker::new(match (&self.file, &self.server) {
             (Some(file), _) => file.stores[0].clone(),
+            _ if let Some(cluster) = &self.cluster => {
+                let network = Arc::new(Machine::new(cluster.served.clone(), env));
+                self.traced(cluster.leases(network, options.clone()), trace::OPERATOR, &options)
+            }
             (None, Some(server)) => self.leases(server.clone(), trace::OPERATOR, options),
             (None, None) => self.leases(self.register.clone(), trace::OPERATOR, options),
         })
