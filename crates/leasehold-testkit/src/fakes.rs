@@ -2,6 +2,7 @@
 
 pub mod dynamodb;
 pub mod gcs;
+pub(crate) mod kubernetes;
 pub mod s3;
 
 use std::fmt;

@@ -56,6 +56,7 @@
 mod calls;
 mod checker;
 mod client;
+mod cluster;
 mod copy;
 mod fate;
 mod host;

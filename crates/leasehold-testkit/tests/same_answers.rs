@@ -90,7 +90,7 @@ impl Side {
         let mut random = fastrand::Rng::with_seed(draw);
         // The locks of each seed have other names, because both servers keep the former ones.
         let (lock, id) = (random.usize(..LOCKS.len()), hex(draw + 1));
-        let name = LockName::new(&format!("{}-{seed}", LOCKS[lock])).unwrap();
+        let name = LockName::new(format!("{}-{seed}", LOCKS[lock])).unwrap();
         let old = hex(random.u64((draw / STEPS * STEPS)..=draw) + 1);
         // Usually the latest version that was seen, and sometimes an older one, or one of the other lock.
         let back = [0, 0, 0, 0, 1, 2][random.usize(..6)];

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, iter};
 
 /// Folders and files that are about stores, as the beginning of a path below `crates/X/src`.
-const OWN: &[&str] = &["stores/", "stores.rs", "fakes/", "fakes.rs"];
+const OWN: &[&str] = &["stores/", "stores.rs", "fakes/", "fakes.rs", "simulation/"];
 
 /// Other files that name a store, and why.
 const ALLOWED: &[(&str, &str)] = &[

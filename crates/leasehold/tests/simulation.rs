@@ -56,8 +56,18 @@ fn no_history_of_locks_in_dynamodb_breaks_the_promise() {
 #[test]
 fn no_history_of_locks_in_a_table_breaks_the_promise() {
     let plan = |seed| Plan { store: Store::Table, ..Plan::server_from_seed(seed) };
-    many(plan, 2, |total, seeds| {
+    many(plan, 4, |total, seeds| {
         busy(total, seeds) && total.failovers > seeds / 10 && total.taken > seeds / 10
+    });
+}
+
+/// Lease objects in a cluster, with client-go's election beside leasehold.
+#[cfg(feature = "kubernetes")]
+#[test]
+fn no_history_of_locks_in_a_cluster_breaks_the_promise() {
+    many(Plan::cluster_from_seed, 2, |total, seeds| {
+        let counted = [total.cancelled, total.evicted, total.deleted, total.restarts, total.taken];
+        busy(total, seeds) && counted.into_iter().all(|count| count > seeds / 10)
     });
 }
 

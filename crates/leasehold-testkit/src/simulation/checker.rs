@@ -314,9 +314,13 @@ impl Checker {
         }
     }
 
-    /// Records that an operator is about to evict the holder of the grant with `token` in its record.
+    /// Records that an operator is about to evict the holder of the grant with `token` in its record. If another client
+    /// has the lock, with that token beside it, this evicts that client.
     pub(super) fn evicting(&self, name: &str, token: u64) {
-        self.lock().of(name).evicted.insert(token);
+        let mut checked = self.lock();
+        let lock = checked.of(name);
+        lock.evicted.insert(token);
+        lock.taken_until = Duration::ZERO;
     }
 
     /// Returns when `name` was granted last.
@@ -324,12 +328,12 @@ impl Checker {
         self.lock().of(name).granted
     }
 
-    /// Records that an operator has deleted the record of `name` by hand.
+    /// Records that an operator has deleted the record of `name` by hand, or another client's lock.
     pub(super) fn deleted(&self, name: &str) {
         let mut checked = self.lock();
         checked.history.deleted += 1;
         let lock = checked.of(name);
-        lock.deleted = lock.committed;
+        (lock.deleted, lock.taken_until) = (lock.committed, Duration::ZERO);
     }
 
     /// Records that another client takes the lock of `name`, in true time until `until`. No check of an earlier grant

@@ -264,9 +264,12 @@ impl Client {
         match fault {
             // The simulated suspend is a jump of the clock during which no true time passes. A holder of one of several
             // locks may also be a contender for the others, and the jump would distort its measurement of how long they
-            // are unchanged. The jump also moves the extrapolated store clock ahead, and with it the next token. After a
-            // deletion by hand, that token would be too high.
-            0 if has(Fault::Suspends) && !has(Fault::Deletions) && self.plan().workload.is_one_lock() => {
+            // are unchanged. The jump also moves the extrapolated store clock ahead, and with it the next token. If
+            // tokens are lost, that token would be too high.
+            0 if has(Fault::Suspends)
+                && !self.plan().loses_tokens()
+                && self.plan().workload.is_one_lock() =>
+            {
                 self.host.machine().suspend(length);
                 self.suspended += length;
             }

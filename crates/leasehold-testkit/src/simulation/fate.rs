@@ -8,6 +8,7 @@ use leasehold::{LockName, Locker, Register as _};
 use tokio::task::JoinSet;
 
 use super::client::{self, Client};
+use super::cluster::Cluster;
 use super::items::Stranger;
 use super::plan::{Fault, Store, Workload};
 use super::trace::RECENT;
@@ -99,6 +100,12 @@ impl Fate {
             if let Some(items) = self.world.items.as_ref().filter(|_| has(Fault::Strangers)) {
                 self.stranger.act(items, &self.world.checker, self.world.now(), &mut self.random);
             }
+            if let Some(cluster) = &self.world.cluster
+                && has(Fault::Strangers)
+                && self.random.u8(..3) == 0
+            {
+                cluster.other_client(&mut self.random, &self.world.checker, self.world.now());
+            }
             if has(Fault::Restarts) && restarts {
                 self.world.checker.lock().history.restarts += 1;
                 self.end_machines().await;
@@ -137,6 +144,10 @@ impl Fate {
                 self.world.checker.deleted(LOCK);
                 self.world.checker.taken_until(LOCK, self.world.now());
             }
+            return;
+        }
+        if self.world.cluster.as_ref().is_some_and(Cluster::delete) {
+            self.world.checker.deleted(LOCK);
             return;
         }
         let register = &self.world.register.inner;

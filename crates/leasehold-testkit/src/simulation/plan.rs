@@ -99,6 +99,8 @@ pub enum Store {
     /// In a SQLite file on one machine. The order of simultaneous calls depends on threads, so random choices can be
     /// replayed, but such races cannot.
     File,
+    /// In Lease objects of a Kubernetes cluster, which another client takes too.
+    Kubernetes,
     /// On a server that keeps records and executes one step at a time, like PostgreSQL and Redis.
     Server,
     /// In a table on such a server, whose lines of waiters are beside the records, like MariaDB.
@@ -288,6 +290,11 @@ impl Plan {
         plan
     }
 
+    /// Returns the plan for `seed`, with the lock in a Kubernetes cluster.
+    pub fn cluster_from_seed(seed: u64) -> Self {
+        Self { store: Store::Kubernetes, ..Self::from_seed(seed) }
+    }
+
     /// Returns the plan for `seed`, with a job that runs once per period.
     pub fn once_from_seed(seed: u64) -> Self {
         let period_ms = fastrand::Rng::with_seed(seed ^ 0x0ce).u64(2_000..40_000);
@@ -372,10 +379,10 @@ impl Plan {
         if self.has(Fault::Rates) { self.rate_error } else { 0.0 }
     }
 
-    /// Returns how far the front ends' clocks are off. Returns zero if records are deleted by hand, because tokens
-    /// then rise only as far as the front ends agree on the time, as documented. A server has no front ends.
+    /// Returns how far the front ends' clocks are off. Returns zero if tokens are lost, because they then rise only
+    /// as far as the front ends agree on the time, as documented. A server has no front ends.
     pub(super) fn front_ends(&self) -> Duration {
-        if !self.has(Fault::Skew) || self.has(Fault::Deletions) || self.store.is_server() {
+        if !self.has(Fault::Skew) || self.loses_tokens() || self.store.is_server() {
             Duration::ZERO
         } else if self.has(Fault::StandStills) {
             // Machines that stand still with their clocks use up half of the margin.
@@ -383,6 +390,16 @@ impl Plan {
         } else {
             self.skew
         }
+    }
+
+    /// Returns whether records are deleted by hand, or another client deletes the token that is stored with its lock.
+    pub(super) fn loses_tokens(&self) -> bool {
+        self.has(Fault::Deletions) || self.store == Store::Kubernetes && self.has(Fault::Strangers)
+    }
+
+    /// Returns the longest pause between two polls of a waiter, before jitter.
+    pub(super) fn longest_poll(&self) -> Duration {
+        if self.store == Store::Kubernetes { Duration::from_secs(2) } else { LONGEST_POLL }
     }
 
     /// Returns the failover grace of the server. It is longer than any lease.
@@ -418,11 +435,11 @@ impl Plan {
             // once in that time.
             Store::Objects => (9, 3),
             // A process that asks again and again notices a waiter within the longest pause.
-            Store::Register | Store::Server | Store::File | Store::DynamoDb => (2, 3),
+            Store::Register | Store::Server | Store::File | Store::DynamoDb | Store::Kubernetes => (2, 3),
             // Each process finds the line before it takes the lock again, so its own pause is all that may be added.
             Store::Table => (1, 1),
         };
-        let bound = periods * period + polls * LONGEST_POLL;
+        let bound = periods * period + polls * self.longest_poll();
         (self.machines == 2).then_some(bound)
     }
 
@@ -433,8 +450,9 @@ impl Plan {
 }
 
 impl Store {
-    const ALL: [(Self, &'static str); 6] = [
+    const ALL: [(Self, &'static str); 7] = [
         (Self::Register, "register"),
+        (Self::Kubernetes, "kubernetes"),
         (Self::Server, "server"),
         (Self::Table, "table"),
         (Self::File, "file"),

@@ -111,6 +111,15 @@ impl Recorder {
         }
     }
 
+    /// Reports that a server has deleted `record` at `key`.
+    pub(super) fn deleted(&self, key: &str, record: &[u8]) {
+        if let Some(((name, record), trace)) =
+            lock_name(key).zip(Record::parse(record, None)).zip(self.trace.as_ref())
+        {
+            trace.deleted(name, &record);
+        }
+    }
+
     pub(super) fn count(&self) {
         self.requests.fetch_add(1, Ordering::Relaxed);
     }

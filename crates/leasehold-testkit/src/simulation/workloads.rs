@@ -10,6 +10,7 @@ use leasehold::{Guard, Lock, LockName, RwLock};
 
 use super::checker::{Checker, Held};
 use super::client::Client;
+use super::cluster::STRANGER_LEADS;
 use super::items::LONGEST_LEASE;
 use super::plan::{Fault, LONGEST_POLL, Store, Workload};
 use super::{LOCK, SEVERAL};
@@ -94,8 +95,14 @@ impl Client {
             (_, true) => self.plan().ttl,
             (_, false) => Duration::ZERO,
         };
-        let poll = LONGEST_POLL.max(self.locker.store().capabilities().poll_interval.max);
-        let on_its_clock = ttl.contender_span() + poll.mul_f64(1.25);
+        let poll = self.plan().longest_poll().max(self.locker.store().capabilities().poll_interval.max);
+        // The other client's lease, and the wait for a token after it.
+        let stranger = if self.plan().store == Store::Kubernetes && self.plan().has(Fault::Strangers) {
+            Duration::from_secs(2 * STRANGER_LEADS)
+        } else {
+            Duration::ZERO
+        };
+        let on_its_clock = ttl.contender_span() + stranger + poll.mul_f64(1.25);
         let on_its_clock = on_its_clock.div_f64(1.0 - RATE_ERROR.max(self.plan().rates()));
         on_its_clock + late + self.plan().failover_grace()
     }
@@ -132,9 +139,14 @@ impl Client {
                 vec![LONGEST_POLL.as_millis() as u64; waiters]
             }
             _ => {
-                let line = self.world.register.inner.read(&format!("{lock}.line")).await;
-                let Ok(Some(line)) = line else { return Duration::ZERO };
-                let line: serde_json::Value = serde_json::from_slice(&line.value).unwrap_or_default();
+                let line: serde_json::Value = match &self.world.cluster {
+                    Some(cluster) => cluster.line(lock).unwrap_or_default(),
+                    None => {
+                        let line = self.world.register.inner.read(&format!("{lock}.line")).await;
+                        let Ok(Some(line)) = line else { return Duration::ZERO };
+                        serde_json::from_slice(&line.value).unwrap_or_default()
+                    }
+                };
                 let waiters = line["waiters"].as_array().into_iter().flatten();
                 waiters.filter_map(|waiter| waiter["polls_ms"].as_u64()).collect()
             }
@@ -143,7 +155,7 @@ impl Client {
         // One more waiter may still join by a late request. Its pause exceeds the last one's by at most the longest
         // poll.
         let late = self.plan().has(Fault::LateRequests);
-        let one_more = late.then(|| pauses.last().copied().unwrap_or_default() + LONGEST_POLL);
+        let one_more = late.then(|| pauses.last().copied().unwrap_or_default() + self.plan().longest_poll());
         let pauses = || pauses.iter().chain(&one_more);
         2 * pauses().max().copied().unwrap_or_default() + Duration::from_millis(500) * pauses().count() as u32
     }

@@ -14,6 +14,7 @@ use leasehold::{Locker, Register, RegisterLeases};
 
 use super::calls::Calls;
 use super::checker::Checker;
+use super::cluster::Cluster;
 use super::items::Items;
 use super::network::Network;
 use super::plan::{Fault, Plan, Store};
@@ -39,6 +40,8 @@ pub(super) struct World {
     pub(super) server: Option<Arc<MemoryServer>>,
     /// The items of the locks, if they are in DynamoDB.
     pub(super) items: Option<Items>,
+    /// The Kubernetes cluster with the locks, if there is one.
+    pub(super) cluster: Option<Cluster>,
     /// The resource that holders write to.
     resource: Arc<Recorder>,
     links: Mutex<Vec<Link>>,
@@ -127,6 +130,7 @@ impl World {
             plan: plan.clone(),
             server: plan.store.is_server().then(server),
             items: (plan.store == Store::DynamoDb).then(|| Items::new(env(3), register.clone())),
+            cluster: (plan.store == Store::Kubernetes).then(|| Cluster::new(env(3), register.clone())),
             register,
             resource: Arc::new(Recorder::of_resource(resource, checker.clone())),
             trace,
@@ -199,12 +203,13 @@ impl World {
         let StoreOptions { env, store_clock, margin, .. } = options.clone();
         let (trace, store_us) = (self.trace.clone(), AtomicU64::new(0));
         let traced = Traced { trace, process, env, store_clock, margin, store_us };
-        let leases = match (self.plan.store, &self.items) {
-            (_, Some(items)) => items.leases(register, options),
-            (Store::Server, _) => server::leases(register, options),
-            (Store::Table, _) => server::leases_of_table(register, self.plan.failover_grace(), options)
+        let leases = match (self.plan.store, &self.items, &self.cluster) {
+            (_, Some(items), _) => items.leases(register, options),
+            (_, _, Some(cluster)) => cluster.leases(register, options),
+            (Store::Server, ..) => server::leases(register, options),
+            (Store::Table, ..) => server::leases_of_table(register, self.plan.failover_grace(), options)
                 .unwrap_or_else(|error| unreachable!("no table: {error}")),
-            (Store::Objects, _) => RegisterLeases::by_existence(register, options),
+            (Store::Objects, ..) => RegisterLeases::by_existence(register, options),
             _ => RegisterLeases::new(register, options),
         };
         Arc::new(leases.tapped(Arc::new(traced)))
@@ -221,9 +226,10 @@ impl World {
     }
 
     fn locks(&self) -> Arc<dyn Register> {
-        match (&self.server, &self.items) {
-            (Some(server), _) => server.clone(),
-            (_, Some(items)) => items.served.clone(),
+        match (&self.server, &self.items, &self.cluster) {
+            (Some(server), ..) => server.clone(),
+            (_, Some(items), _) => items.served.clone(),
+            (_, _, Some(cluster)) => cluster.served.clone(),
             _ => self.register.clone(),
         }
     }
@@ -231,7 +237,7 @@ impl World {
     /// Creates a network to the register.
     fn network(&self) -> FaultyRegister {
         let register = self.locks();
-        let is_elsewhere = self.server.is_some() || self.items.is_some();
+        let is_elsewhere = self.server.is_some() || self.items.is_some() || self.cluster.is_some();
         let counts = is_elsewhere.then(|| self.register.clone());
         FaultyRegister::new(register).observed(move |_| {
             if let Some(register) = &counts {

@@ -26,7 +26,7 @@ use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValu
 use reqwest::{Certificate, Identity, Response};
 use serde_json::{Value, json};
 
-use self::access::Access;
+use self::access::{Access, Source};
 use self::config::{Location, Target};
 use self::credentials::Credentials;
 use self::errors::meaning;
@@ -34,6 +34,7 @@ use self::lease::{LINE, Lease, NAME, Revision};
 use self::wire::{Event, Listing, Request};
 use super::over_http::answer::Failure;
 use super::over_http::exchange::{DATE_RESOLUTION, Expected, exchange};
+pub use super::over_http::https::Carrier;
 use super::over_http::https::{self, date_us, failure, is_page, refusal};
 use super::over_http::{Meaning, Operation, failed};
 use super::pages::{self, Page};
@@ -43,7 +44,7 @@ use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{Capabilities, Id, LeaseStore, PollInterval, StoreOptions};
 use crate::protocol::RegisterLeases;
-use crate::protocol::record::Record;
+use crate::protocol::record::{Content, Record};
 use crate::protocol::records::{Found, Records, Refusal, Written};
 use crate::register::{Precondition, Version};
 use crate::types::LockName;
@@ -83,6 +84,32 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
     let again = move || Ok(read(url.clone(), &mut StoreOptions::default())?.access);
     let store = Kubernetes::new(location, again, options.env.clone())?;
     Ok(Arc::new(RegisterLeases::on(Arc::new(store), options)))
+}
+
+/// Opens leases on an API server that `carrier` reaches. For the simulation.
+///
+/// # Errors
+/// If no client can be created.
+pub fn simulated(carrier: Carrier, options: StoreOptions) -> Result<RegisterLeases, Error> {
+    let env = options.env.clone();
+    let store = Kubernetes {
+        client: https::Client::carried(carrier)?,
+        credentials: Credentials::new(Source::Connection, env.clone()),
+        target: Target { namespace: "jobs".to_owned(), server: "http://simulated".to_owned() },
+        env,
+        clock: StoreClock::default(),
+    };
+    Ok(RegisterLeases::on(Arc::new(store), options))
+}
+
+/// Returns the lock that a Lease, in JSON, stands for, and its record, also in JSON. `None` if the Lease has none. For
+/// the simulation.
+pub fn recorded(lease: &[u8]) -> Option<(LockName, Bytes)> {
+    let lease = Lease::of(lease).ok()?;
+    match lease.found().ok()?.content {
+        Content::Record(record) => Some((lock_of(&lease)?, record.to_bytes().ok()?)),
+        Content::Foreign { .. } => None,
+    }
 }
 
 /// The Leases of one namespace.
@@ -360,7 +387,7 @@ impl Kubernetes {
         let (builder, load) = self.signed(request).await.map_err(explain)?;
         let answer = async {
             let sent = self.env.now();
-            let response = builder.send().await.map_err(|error| explain(self.client.failure(error)))?;
+            let response = self.client.send(builder).await.map_err(explain)?;
             self.observe_clock(&response, sent);
             if response.status().is_success() && !is_page(response.headers()) {
                 self.credentials.accepted();
@@ -414,7 +441,8 @@ impl Kubernetes {
     /// no watch, for example because this user lacks the permission.
     async fn watched(&self, object: &str) -> Option<()> {
         let (builder, _) = self.signed(wire::watch(&self.target.namespace, object)).await.ok()?;
-        let mut response = builder.send().await.ok().filter(|response| response.status().is_success())?;
+        let mut response =
+            self.client.send(builder).await.ok().filter(|response| response.status().is_success())?;
         let mut line = Vec::new();
         while let Ok(Some(chunk)) = response.chunk().await {
             for part in chunk.split_inclusive(|byte| *byte == b'\n') {

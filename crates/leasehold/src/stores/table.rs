@@ -17,7 +17,9 @@ pub(super) use self::beside::{Stored, outcome, withheld};
 #[cfg(test)]
 pub(super) use self::examine::suits;
 pub(super) use self::examine::{Checks, examined, make_once};
-pub(super) use self::records::{here, open};
+#[cfg(feature = "mysql")]
+pub(super) use self::records::here;
+pub(super) use self::records::open;
 pub(super) use self::reports::{Effect, FULL, Kind, Meaning, not_ordinary, permissions};
 use self::reports::{lacks_columns, wrong_types};
 use async_trait::async_trait;

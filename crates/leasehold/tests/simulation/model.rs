@@ -69,7 +69,9 @@ pub(super) fn explain(step: &Step<'_>, altered: &Altered) -> Result<usize, Strin
 /// Returns how `store` differs from the model's store.
 fn differences(store: Store) -> trace::Store {
     match store {
-        Store::Register | Store::File | Store::Table | Store::DynamoDb => trace::Store::default(),
+        Store::Register | Store::File | Store::Table | Store::DynamoDb | Store::Kubernetes => {
+            trace::Store::default()
+        }
         // The server takes the token of a create from its own clock.
         Store::Server => trace::Store { never_unconfirmed: true, ..trace::Store::default() },
         // The version of an object is the token of a create.

@@ -180,7 +180,11 @@ fn others(spec: &Spec, earlier: Option<&str>) -> Content {
     };
     let earlier = match earlier.map(|text| record::parse(text.as_bytes())) {
         Some(Ok(Content::Record(mut record))) => {
-            record.remember_replaced();
+            // A held record without a time is the other client's state, as a waiter that marked it saw it. That client may
+            // still hold the lock.
+            if record.state != RecordState::Held || record.renewed_at_us.is_some() {
+                record.remember_replaced();
+            }
             Some(*record)
         }
         _ => None,

@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use futures_util::future::BoxFuture;
 use reqwest::header::{CONTENT_TYPE, DATE, HeaderMap, HeaderName, LOCATION, RETRY_AFTER};
 use reqwest::{Certificate, IntoUrl, Method, RequestBuilder, Response, redirect};
 
@@ -21,6 +22,11 @@ const CONNECT_LIMIT: Duration = Duration::from_millis(3_100);
 /// request on a connection that is just being closed would be lost.
 const IDLE_LIMIT: Duration = Duration::from_secs(60);
 
+/// Carries a request to a server in this process, and returns its response. `None` if the connection breaks. For the
+/// simulation.
+pub type Carrier =
+    Arc<dyn Fn(http::Request<Bytes>) -> BoxFuture<'static, Option<http::Response<Bytes>>> + Send + Sync>;
+
 /// A client that sends each request once. It is made again after a connection has failed because of a certificate, with
 /// the files of certificates and keys as they are then.
 pub(in crate::stores) struct Client {
@@ -28,6 +34,8 @@ pub(in crate::stores) struct Client {
     current: Mutex<reqwest::Client>,
     /// Whether requests use no proxy.
     is_direct: bool,
+    /// Carries the requests instead of a connection.
+    carrier: Option<Carrier>,
 }
 
 impl fmt::Debug for Client {
@@ -49,12 +57,29 @@ impl Client {
         make: impl Fn() -> Result<reqwest::Client, Error> + Send + Sync + 'static,
     ) -> Result<Self, Error> {
         let is_direct = *proxy == Proxy::None;
-        Ok(Self { current: Mutex::new(make()?), make: Box::new(make), is_direct })
+        Ok(Self { current: Mutex::new(make()?), make: Box::new(make), is_direct, carrier: None })
+    }
+
+    /// Creates a client whose requests `carrier` carries.
+    pub(in crate::stores) fn carried(carrier: Carrier) -> Result<Self, Error> {
+        let client = Self::new(&Proxy::None, || built(reqwest::Client::builder().tls_certs_only([])))?;
+        Ok(Self { carrier: Some(carrier), ..client })
     }
 
     /// Begins a request.
     pub(in crate::stores) fn request(&self, method: Method, url: impl IntoUrl) -> RequestBuilder {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).request(method, url)
+    }
+
+    /// Sends `request`, and returns its response.
+    pub(in crate::stores) async fn send(&self, request: RequestBuilder) -> Result<Response, Failure> {
+        let Some(carrier) = &self.carrier else {
+            return request.send().await.map_err(|error| self.failure(error));
+        };
+        let request = request.build().and_then(http::Request::try_from).map_err(failure)?;
+        let request = request.map(|body| body.as_bytes().map(Bytes::copy_from_slice).unwrap_or_default());
+        let response = carrier(request).await;
+        response.map(Response::from).ok_or(Failure::NoAnswer { detail: "the connection broke".to_owned() })
     }
 
     /// Converts the error of a request that has no response. The next request uses new certificates if they may be the

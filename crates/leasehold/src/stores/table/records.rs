@@ -57,6 +57,7 @@ pub(in crate::stores) async fn open<T: Servers>(
 }
 
 /// Returns the leases of a table whose requests run in the caller's runtime. For the simulation.
+#[cfg(feature = "mysql")]
 pub(in crate::stores) fn here<T: Table>(
     database: Database,
     options: StoreOptions,

@@ -147,6 +147,20 @@ fn a_changed_spec_is_another_clients_lock() {
     }
 }
 
+/// A waiter writes down the lock of the other client, which goes on.
+#[test]
+fn a_marked_lock_of_another_client_is_not_in_the_history() {
+    let ours = golden_record("1-held.json");
+    let mut lease = lease_of(&ours, None);
+    lease["spec"]["holderIdentity"] = json!("pod-7_9d1c");
+    let theirs = record(&lease);
+    let marked = Record { awaited: true, ..theirs.clone() };
+    lease["metadata"]["annotations"][RECORD] = annotations(&marked, None).unwrap()[RECORD].clone();
+    assert_eq!(record(&lease), marked, "the mark changes nothing else");
+    lease["spec"]["renewTime"] = json!("2026-01-01T00:00:00.000000Z");
+    assert_eq!(record(&lease).history, theirs.history);
+}
+
 #[test]
 fn another_clients_lock_is_held_for_its_duration() {
     let mut lease = json!({
