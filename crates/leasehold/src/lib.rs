@@ -147,10 +147,12 @@ pub use self::primitives::{
     AlreadyRan, Due, Election, Leader, Leadership, Locks, Once, OncePer, RwLock, Semaphore,
 };
 pub use self::proof::doctor;
+pub use self::protocol::RegisterLeases;
 #[cfg(feature = "_raw")]
 #[doc(hidden)]
 pub use self::protocol::raw;
-pub use self::protocol::{Passing, RegisterLeases, Tap};
+#[doc(hidden)]
+pub use self::protocol::{Passing, Tap};
 pub use self::register::Register;
 pub use self::ticket::{HeldTicket, Ticket};
 pub use self::types::{InvalidValue, LockName, OnDeadlock};

@@ -120,7 +120,8 @@ impl RegisterLeases {
         Self { records, rules, cache: Arc::default(), polls: Limiter::new(POLLS), tap: None }
     }
 
-    /// Reports to `tap` what is sent and seen.
+    /// Reports to `tap` what is sent and seen. For the simulation.
+    #[doc(hidden)]
     #[must_use]
     pub fn tapped(self, tap: Arc<dyn Tap>) -> Self {
         Self { tap: Some(tap), ..self }

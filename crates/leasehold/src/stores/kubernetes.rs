@@ -34,6 +34,7 @@ use self::lease::{LINE, Lease, NAME, Revision};
 use self::wire::{Event, Listing, Request};
 use super::over_http::answer::Failure;
 use super::over_http::exchange::{DATE_RESOLUTION, Expected, exchange};
+#[doc(hidden)]
 pub use super::over_http::https::Carrier;
 use super::over_http::https::{self, date_us, failure, is_page, refusal};
 use super::over_http::{Meaning, Operation, failed};
@@ -90,6 +91,7 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
 ///
 /// # Errors
 /// If no client can be created.
+#[doc(hidden)]
 pub fn simulated(carrier: Carrier, options: StoreOptions) -> Result<RegisterLeases, Error> {
     let env = options.env.clone();
     let store = Kubernetes {
@@ -104,6 +106,7 @@ pub fn simulated(carrier: Carrier, options: StoreOptions) -> Result<RegisterLeas
 
 /// Returns the lock that a Lease, in JSON, stands for, and its record, also in JSON. `None` if the Lease has none. For
 /// the simulation.
+#[doc(hidden)]
 pub fn recorded(lease: &[u8]) -> Option<(LockName, Bytes)> {
     let lease = Lease::of(lease).ok()?;
     match lease.found().ok()?.content {
