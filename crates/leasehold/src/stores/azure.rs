@@ -236,7 +236,7 @@ impl AzureRegister {
             .map_err(|detail| explain(Failure::NotMade { detail }))?;
         let answer = async {
             let sent = self.env.now();
-            let response = builder.send().await.map_err(|error| explain(self.client.failure(error)))?;
+            let response = self.client.send(builder).await.map_err(explain)?;
             let date = self.observe_clock(&response, sent);
             let status = response.status();
             let is_page = is_page(response.headers()) && self.contents == Contents::Records;

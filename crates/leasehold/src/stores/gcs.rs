@@ -19,7 +19,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::future::join;
 use futures_util::stream::BoxStream;
-use reqwest::{Response, StatusCode};
+use reqwest::StatusCode;
 
 use self::config::{Location, Target};
 use self::credentials::{Credentials, Identity, Impersonated};
@@ -286,8 +286,9 @@ impl GcsRegister {
             builder = builder.header(reqwest::header::CONTENT_TYPE, kind).body(body);
         }
         let answer = async {
-            let (response, date) =
-                self.timed(builder).await.map_err(|error| explain(self.client.failure(error)))?;
+            let sent = self.env.now();
+            let response = self.client.send(builder).await.map_err(explain)?;
+            let date = wire::Dated::of(&response, sent, self.env.now());
             let signed_before = match response.status() {
                 StatusCode::UNAUTHORIZED => self.credentials.refused(signed.load),
                 status if !status.is_server_error() => self.credentials.accepted(),
@@ -314,17 +315,6 @@ impl GcsRegister {
         };
         let (headers, body) = exchange(&self.env, uploaded, answer, expected, explain).await?;
         Ok((wire::generation(&headers).map(str::to_owned), body))
-    }
-
-    /// Sends a request. Returns the response, and the store's time in its headers.
-    async fn timed(
-        &self,
-        request: reqwest::RequestBuilder,
-    ) -> Result<(Response, Option<wire::Dated>), reqwest::Error> {
-        let sent = self.env.now();
-        let response = request.send().await?;
-        let date = wire::Dated::of(&response, sent, self.env.now());
-        Ok((response, date))
     }
 
     /// Observes the store's clock if the response certainly comes from the store. `reason` is the reason in an error.

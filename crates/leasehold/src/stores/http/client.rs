@@ -105,8 +105,7 @@ impl Client {
         if let Some(body) = &request.body {
             builder = builder.header(CONTENT_TYPE, "application/json").body(body.to_string());
         }
-        let response =
-            builder.send().await.map_err(|error| self.unanswered(request, self.http.failure(error)))?;
+        let response = self.http.send(builder).await.map_err(|failure| self.unanswered(request, failure))?;
         let (status, headers) = (response.status(), response.headers().clone());
         let body = https::body(response, MAX_ANSWER)
             .await

@@ -24,6 +24,7 @@ const IDLE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Carries a request to a server in this process, and returns its response. `None` if the connection breaks. For the
 /// simulation.
+#[allow(unreachable_pub, reason = "only some stores have a simulation that uses it")]
 pub type Carrier =
     Arc<dyn Fn(http::Request<Bytes>) -> BoxFuture<'static, Option<http::Response<Bytes>>> + Send + Sync>;
 
@@ -61,6 +62,7 @@ impl Client {
     }
 
     /// Creates a client whose requests `carrier` carries.
+    #[allow(dead_code, reason = "only some stores have a simulation that uses it")]
     pub(in crate::stores) fn carried(carrier: Carrier) -> Result<Self, Error> {
         let client = Self::new(&Proxy::None, || built(reqwest::Client::builder().tls_certs_only([])))?;
         Ok(Self { carrier: Some(carrier), ..client })
