@@ -346,8 +346,7 @@ impl Checker {
         lock.believed = lock.believed.max(lock.committed + 1);
     }
 
-    /// Records that the other client has the lock of `name` until `until`, because it has renewed or released it, or
-    /// because its lock was evicted or deleted by hand.
+    /// Records that the other client has the lock of `name` until `until`, because it has renewed or released it.
     pub(super) fn taken_until(&self, name: &str, until: Duration) {
         self.lock().of(name).taken_until = until;
     }

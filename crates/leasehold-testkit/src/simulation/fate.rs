@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use super::client::{self, Client};
 use super::cluster::Cluster;
-use super::items::Stranger;
+use super::items::{Items, Stranger};
 use super::plan::{Fault, Store, Workload};
 use super::trace::RECENT;
 use super::world::World;
@@ -139,14 +139,8 @@ impl Fate {
         if self.world.now() < self.world.checker.granted_last(LOCK) + RECENT {
             return;
         }
-        if let Some(items) = &self.world.items {
-            if items.delete(LOCK) {
-                self.world.checker.deleted(LOCK);
-                self.world.checker.taken_until(LOCK, self.world.now());
-            }
-            return;
-        }
-        if self.world.cluster.as_ref().is_some_and(Cluster::delete) {
+        let (items, cluster) = (&self.world.items, &self.world.cluster);
+        if items.as_ref().is_some_and(Items::delete) || cluster.as_ref().is_some_and(Cluster::delete) {
             self.world.checker.deleted(LOCK);
             return;
         }
@@ -165,9 +159,6 @@ impl Fate {
             self.world.checker.evicting(lock, token.get());
             if let Ok(leasehold::Evicted::Evicted) = self.operator.evict(&name, token).await {
                 self.world.checker.lock().history.evicted += 1;
-                if self.world.items.is_some() {
-                    self.world.checker.taken_until(lock, self.world.now());
-                }
             }
         }
     }

@@ -77,19 +77,16 @@ impl Items {
         simulated::leases(carry, options).unwrap_or_else(|error| unreachable!("no table: {error}"))
     }
 
-    /// Returns the pauses of the waiters for `lock`, in milliseconds.
-    pub(super) fn pauses(&self, lock: &str) -> Vec<u64> {
-        let line = self.server.item(&format!("{lock}//line")).unwrap_or_default();
-        let line = line.get("line").and_then(|line| serde_json::from_str(line["S"].as_str()?).ok());
-        let line: Value = line.unwrap_or_default();
-        let waiters = line["waiters"].as_array().into_iter().flatten();
-        waiters.filter_map(|waiter| waiter["polls_ms"].as_u64()).collect()
+    /// Returns the line of `lock`.
+    pub(super) fn line(&self, lock: &str) -> Option<Value> {
+        let item = self.server.item(&format!("{lock}//line"))?;
+        serde_json::from_str(item.get("line")?["S"].as_str()?).ok()
     }
 
-    /// Deletes the item of `lock` by hand. Returns whether there was one.
-    pub(super) fn delete(&self, lock: &str) -> bool {
-        let is_there = self.server.item(lock).is_some();
-        self.server.answer("DeleteItem", &json!({"Key": {"key": {"S": lock}}}));
+    /// Deletes the item of the lock by hand. Returns whether there was one.
+    pub(super) fn delete(&self) -> bool {
+        let is_there = self.server.item(LOCK).is_some();
+        self.server.answer("DeleteItem", &json!({"Key": {"key": {"S": LOCK}}}));
         is_there
     }
 }

@@ -129,19 +129,19 @@ impl Client {
     }
 
     async fn dead_waiters_of(&self, lock: &str) -> Duration {
-        let pauses = match (&self.world.server, &self.world.items) {
-            (Some(server), _) => server.pauses(lock),
-            (_, Some(items)) => items.pauses(lock),
+        let pauses = match &self.world.server {
+            Some(server) => server.pauses(lock),
             // The file does not show its waiters' pauses.
-            _ if self.plan().store == Store::File => {
+            None if self.plan().store == Store::File => {
                 let Ok(lock) = LockName::new(lock) else { return Duration::ZERO };
                 let waiters = self.locker.inspect(&lock).await.map_or(0, |status| status.waiters.len());
                 vec![LONGEST_POLL.as_millis() as u64; waiters]
             }
-            _ => {
-                let line: serde_json::Value = match &self.world.cluster {
-                    Some(cluster) => cluster.line(lock).unwrap_or_default(),
-                    None => {
+            None => {
+                let line: serde_json::Value = match (&self.world.items, &self.world.cluster) {
+                    (Some(items), _) => items.line(lock).unwrap_or_default(),
+                    (_, Some(cluster)) => cluster.line(lock).unwrap_or_default(),
+                    _ => {
                         let line = self.world.register.inner.read(&format!("{lock}.line")).await;
                         let Ok(Some(line)) = line else { return Duration::ZERO };
                         serde_json::from_slice(&line.value).unwrap_or_default()
