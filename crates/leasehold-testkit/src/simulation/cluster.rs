@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::LOCK;
 use super::checker::Checker;
+use super::plan::FOREIGN_LEASE;
 use super::recorder::Recorder;
 use super::wire::{Served, Wire};
 use crate::fakes::kubernetes::FakeKubernetes;
@@ -17,9 +18,6 @@ use crate::machine::Machine;
 
 /// The other client.
 const STRANGER: &str = "another client";
-
-/// For how many seconds the other client leads at most, without a renewal.
-pub(super) const STRANGER_LEADS: u64 = 4;
 
 /// The API server, and the end of the networks to it.
 pub(super) struct Cluster {
@@ -64,7 +62,7 @@ impl Cluster {
 
     /// Lets the other client take the lock if it may, or lead on, or resign.
     pub(super) fn other_client(&self, random: &mut fastrand::Rng, checker: &Checker, now: Duration) {
-        let (seconds, drops) = (random.u64(1..=STRANGER_LEADS), random.bool());
+        let (seconds, drops) = (random.u64(1..=FOREIGN_LEASE.as_secs()), random.bool());
         if random.bool() && self.server.resign(LOCK, STRANGER) {
             checker.taken(LOCK, now);
         } else if self.server.campaign(LOCK, STRANGER, seconds, drops) {

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use super::client::{self, Client};
 use super::cluster::Cluster;
 use super::items::{Items, Stranger};
-use super::plan::{Fault, Store, Workload};
+use super::plan::{FOREIGN_LEASE, Fault, Store, Workload};
 use super::trace::RECENT;
 use super::world::World;
 use super::{LOCK, Plan, SEVERAL};
@@ -61,7 +61,7 @@ impl Fate {
             links[self.random.usize(..links.len())].deliver().await;
             let (deletes, evicts) = (self.random.u8(..6) < 2, self.random.u8(..10) == 0);
             let (throttles, restarts) = (self.random.u8(..20) == 0, self.random.u8(..40) == 0);
-            let wait = Duration::from_millis(self.random.u64(200..3_000));
+            let wait = Duration::from_millis(self.random.u64(200..FOREIGN_LEASE.as_millis() as u64));
             let evicted = match self.plan().workload {
                 Workload::Several => SEVERAL[self.random.usize(..SEVERAL.len())],
                 _ => LOCK,

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use self::simulated::{Answer, Carry};
 use super::LOCK;
 use super::checker::Checker;
+use super::plan::FOREIGN_LEASE;
 use super::recorder::Recorder;
 use super::wire::{Served, Wire};
 use crate::fakes::dynamodb::{FakeDynamoDb, Item, TARGET};
@@ -36,9 +37,6 @@ mod simulated {
         None
     }
 }
-
-/// The longest lease of the other client.
-pub(super) const LONGEST_LEASE: Duration = Duration::from_secs(3);
 
 /// The table, and its end of the networks.
 #[derive(Debug)]
@@ -145,7 +143,7 @@ impl Stranger {
     ) {
         let item = items.server.item(LOCK);
         let there = item.as_ref().and_then(version).map(str::to_owned);
-        let lease = Duration::from_millis(random.u64(200..LONGEST_LEASE.as_millis() as u64));
+        let lease = Duration::from_millis(random.u64(200..FOREIGN_LEASE.as_millis() as u64));
         let fresh = format!("{:032x}", random.u128(..));
         let key = json!({"key": {"S": LOCK}});
         if let Some((held, until)) = self.holds.take() {

@@ -8,6 +8,9 @@ use crate::fault::Chaos;
 /// The longest pause between two polls of a waiter, before jitter.
 pub(super) const LONGEST_POLL: Duration = Duration::from_millis(800);
 
+/// The longest lease of another client than leasehold.
+pub(super) const FOREIGN_LEASE: Duration = Duration::from_secs(3);
+
 /// What the failover grace adds to a tenth of the ttl.
 const AT_LEAST: Duration = Duration::from_millis(200);
 

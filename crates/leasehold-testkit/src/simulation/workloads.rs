@@ -10,9 +10,7 @@ use leasehold::{Guard, Lock, LockName, RwLock};
 
 use super::checker::{Checker, Held};
 use super::client::Client;
-use super::cluster::STRANGER_LEADS;
-use super::items::LONGEST_LEASE;
-use super::plan::{Fault, LONGEST_POLL, Store, Workload};
+use super::plan::{FOREIGN_LEASE, Fault, LONGEST_POLL, Store, Workload};
 use super::{LOCK, SEVERAL};
 
 impl Client {
@@ -81,10 +79,11 @@ impl Client {
     /// Returns how long after its last renewal a lock is free again: ttl (1 + rho) + delta on the slowest clock, a
     /// poll, and the time for which requests may be late.
     pub(super) fn bound(&self) -> Duration {
-        let mut longest = self.plan().longest_ttl();
-        if self.world.items.is_some() && self.plan().has(Fault::Strangers) {
-            longest = longest.max(LONGEST_LEASE);
-        }
+        let world = &self.world;
+        let has_others = world.items.is_some() || world.cluster.is_some() || world.server.is_some();
+        let others =
+            if has_others && self.plan().has(Fault::Strangers) { FOREIGN_LEASE } else { Duration::ZERO };
+        let longest = self.plan().longest_ttl().max(others);
         let ttl = Ttl::new(longest).unwrap_or_default();
         // If a release deletes the object, a late create (up to a ttl late, see `Plan::chaos`) may succeed. In other
         // stores, a late renewal of a dead holder may.
@@ -96,13 +95,7 @@ impl Client {
             (_, false) => Duration::ZERO,
         };
         let poll = self.plan().longest_poll().max(self.locker.store().capabilities().poll_interval.max);
-        // The other client's lease, and the wait for a token after it.
-        let stranger = if self.plan().store == Store::Kubernetes && self.plan().has(Fault::Strangers) {
-            Duration::from_secs(2 * STRANGER_LEADS)
-        } else {
-            Duration::ZERO
-        };
-        let on_its_clock = ttl.contender_span() + stranger + poll.mul_f64(1.25);
+        let on_its_clock = ttl.contender_span() + poll.mul_f64(1.25);
         let on_its_clock = on_its_clock.div_f64(1.0 - RATE_ERROR.max(self.plan().rates()));
         on_its_clock + late + self.plan().failover_grace()
     }
