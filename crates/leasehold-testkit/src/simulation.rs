@@ -260,7 +260,7 @@ async fn simulate(plan: &Plan, judge: Judge, checker: Arc<Checker>) {
         link.deliver_all().await;
     }
     // All processes are dead. One more client must find the locks free.
-    let mut last = Client::new(&world, plan.seed ^ 0xdead);
+    let mut last = Client::new(&world, !plan.seed);
     last.link.heal();
     if let Some(period) = plan.once_per {
         // If a wall clock was set back, its client may wait for a whole cooldown again. A `Date` is exact to a second.
@@ -279,14 +279,14 @@ async fn simulate(plan: &Plan, judge: Judge, checker: Arc<Checker>) {
     if let Some(guard) = all.first().filter(|_| plan.workload.is_one_lock()) {
         let token = guard.token().map_or(0, leasehold::Token::get);
         world.checker.believed(guard.name().as_str(), token, &last.note, world.now());
-        observers.conclude(token).await;
+        observers.conclude(token, guard).await;
     }
 }
 
 /// Starts an acquisition on a bad network, gives it up at a random moment, and waits until the network has delivered
 /// everything that it may have sent.
 async fn give_up_in_between(world: &Arc<World>) {
-    let mut hasty = Client::new(world, world.plan.seed ^ 0xa5);
+    let mut hasty = Client::new(world, !world.plan.seed ^ 0xa5);
     let limit = world.plan.ttl.mul_f64(hasty.random.f64());
     let _ = timeout(world.clock(), limit, hasty.acquire()).await.map(|outcome| outcome.map(drop));
     // Waits for the store timeout of the acquisition, counted from its start. After that its grant is no longer

@@ -168,6 +168,30 @@ async fn a_renewal_without_a_response_does_not_delay_the_release() {
     assert!(client.is_free().await);
 }
 
+/// The renewal is due again when the guard has just noticed the limit.
+#[tokio::test(start_paused = true)]
+async fn a_renewal_is_not_repeated_after_the_limit() {
+    for drops in [false, true] {
+        let world = World::new();
+        let client = world.dated(1);
+        let guard = limited(&client).await;
+        client.env.sleep(LIMIT - SECOND).await;
+        client.network.next_write(Outcome::Throttled(SECOND * 2));
+        let renewal = tokio::spawn(guard.renew());
+        client.env.sleep(SECOND / 10).await;
+        let sent = client.network.counts().writes;
+        client.clock.suspend(SECOND * 3);
+        assert_eq!(reason(&guard.check().unwrap_err()), &LossReason::Limit);
+        let released = usize::from(drops);
+        if drops {
+            drop(guard);
+        }
+        client.env.sleep(SECOND).await;
+        assert_eq!(client.network.counts().writes, sent + released);
+        assert!(renewal.await.unwrap().is_err());
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_release_before_the_limit_is_not_the_limits() {
     let world = World::new();

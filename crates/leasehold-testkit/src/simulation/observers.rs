@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use leasehold::Leader;
 use leasehold::clock::timeout;
+use leasehold::{Guard, Leader};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -55,13 +55,14 @@ impl Observers {
     }
 
     /// Ends the observation of a history whose last leader has `term`. All observers must see that leader once their
-    /// networks have healed.
-    pub(super) async fn conclude(mut self, term: u64) {
+    /// networks have healed, unless it loses its lease, because the clocks of the store's front ends differ by more than
+    /// half of the margin.
+    pub(super) async fn conclude(mut self, term: u64, leads: &Guard) {
         for Observed { client, latest } in &mut self.watched {
             client.world.checker.lock().concluded = true;
             client.link.revive();
             let reported = latest.wait_for(|reported| *reported == Some(term));
-            if timeout(&*client.host, LEARNING, reported).await.is_none() {
+            if timeout(&*client.host, LEARNING, reported).await.is_none() && leads.check().is_ok() {
                 let latest = *latest.borrow();
                 self.checker.violated(
                     OBSERVERS_ARE_TOLD,

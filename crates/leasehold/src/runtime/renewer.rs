@@ -384,17 +384,23 @@ impl Renewer {
             let span = tracing::info_span!(parent: parent, "leasehold.renew", %lock, token = token.get());
             self.grant.size = self.state.size();
             let renewal = permit.lent_to(&env, opened.store.renew(&mut self.grant).instrument(span));
+            // At its limit the hold is lost, and nothing may prolong its lease any more.
+            let renewal = async {
+                tokio::select! {
+                    biased;
+                    () = self.state.at_limit() => None,
+                    renewal = renewal => Some(renewal),
+                }
+            };
             tokio::pin!(renewal);
             tokio::select! {
                 biased;
-                renewal = &mut renewal => (Some(renewal), None),
+                renewal = &mut renewal => (renewal, None),
                 // Settle the renewal before anything else is sent. But a store that hangs must not delay a release for
                 // long. Once the release is applied, a renewal that is still under way fails its precondition.
                 command = &mut *commands => {
-                    (timeout(&*env.clock, attempt_limit(ttl), renewal).await, Some(command.ok()))
+                    (timeout(&*env.clock, attempt_limit(ttl), renewal).await.flatten(), Some(command.ok()))
                 }
-                // At its limit the hold is lost, and nothing may prolong its lease any more.
-                () = self.state.at_limit() => (None, None),
             }
         };
         self.renewal = match renewal {
