@@ -494,6 +494,7 @@ mod tests {
             ("gs://b?endpoint=http://h:1/", "gs://b?endpoint=http://h:1&credentials=anonymous"),
             ("etcd://u:secret@H1,h2:2379/x/", "etcd://h2,h1:2379/x?ca=/c.pem&tls=on"),
             ("postgres://u:secret@H/d", "postgresql://v@h:5432/d?table=leasehold&ca=/c.pem"),
+            ("etcd://h,h/x", "etcd://h/x"),
             ("rediss://:secret@H", "valkey://h:6379/0?failover_grace=0s&cluster=off"),
         ] {
             assert!(same(one, other), "{one} {other}");
@@ -519,6 +520,7 @@ mod tests {
             ("etcd://h//x", "etcd://h/x"),
             ("redis://h/1", "redis://h"),
             ("redis://h?prefix=a", "redis://h?prefix=b"),
+            ("redis://h?prefix=a/", "redis://h?prefix=a"),
             ("redis://h?master=a", "redis://h"),
             ("redis://h?cluster=on", "redis://h"),
             ("postgres://u@h/d?table=x", "postgres://u@h/d"),

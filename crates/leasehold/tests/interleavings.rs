@@ -11,7 +11,7 @@ use leasehold::env::Env;
 use leasehold::error::StoreError;
 use leasehold::lease::{AcquireOutcome, Claim, Evicted, Id, LeaseStore, StoreOptions, Ttl};
 use leasehold::register::{Body, Precondition, Register, Write};
-use leasehold::{Holder, Locker, LossReason, RegisterLeases};
+use leasehold::{Holder, Locker, LossReason, RegisterLeases, Released};
 use leasehold_testkit::fault::{Kind, Outcome};
 use leasehold_testkit::layer::{Layer, Layered};
 use leasehold_testkit::machine::Machine;
@@ -56,6 +56,22 @@ async fn an_eviction_before_the_next_grant_is_reported() {
     operator.network.heal();
     assert_eq!(evicting.await.unwrap().unwrap(), Evicted::Evicted);
     assert_eq!(operator.leases.evict(&name(), token, None).await.unwrap(), Evicted::Changed);
+}
+
+/// The holder releases the lock before the eviction arrives.
+#[tokio::test(start_paused = true)]
+async fn a_release_before_an_eviction_is_no_eviction() {
+    let world = World::new();
+    let (holder, operator) = (world.observer(1), world.observer(2));
+    let mut grant = holder.granted().await;
+    operator.network.next_write(Outcome::Delayed(SECOND));
+    let (leases, token) = (operator.leases.clone(), grant.token);
+    let evicting = tokio::spawn(async move { leases.evict(&name(), token, None).await });
+    operator.network.until(|counts| counts.writes == 1).await;
+    assert_eq!(holder.leases.release(&mut grant, None).await.unwrap(), Released::Released);
+    assert_eq!(evicting.await.unwrap().unwrap(), Evicted::Changed);
+    world.delete().await;
+    assert_eq!(operator.leases.evict(&name(), token, None).await.unwrap(), Evicted::Changed, "there is none");
 }
 
 /// The same as the first through the public interface. The response to the first grant of an acquisition is delayed for
@@ -225,6 +241,16 @@ async fn a_late_grant_that_is_not_released_is_maybe_applied() {
         matches!(error, StoreError::MaybeApplied(_)),
         "the grant is in the store, and the error is {error:?}"
     );
+}
+
+/// The store refused each create, so nothing is to be cleaned up.
+#[tokio::test(start_paused = true)]
+async fn a_refused_create_is_not_applied() {
+    let world = World::new();
+    let client = world.observer(1);
+    client.network.every(Kind::Write, Outcome::NotApplied);
+    let error = client.leases.try_acquire(&client.claim()).await.unwrap_err();
+    assert!(matches!(error, StoreError::NotApplied(_)), "{error:?}");
 }
 
 /// One second of store timeout is enough to create a lock.

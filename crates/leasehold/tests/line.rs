@@ -74,13 +74,28 @@ async fn a_free_lock_is_reserved_for_the_first_waiter() {
     let first = Waiter::joined(&world, 2).await;
     holder.leases.release(&mut grant, None).await.unwrap();
     for newcomer in [holder.held().await, Waiter::new(&world, 3).refused().await] {
-        assert!(newcomer.reserved);
+        assert!(newcomer.reserved && newcomer.token == Some(grant.token));
         assert_eq!(newcomer.holder.as_ref().map(|holder| &*holder.name), Some("waiter-2"));
         assert!(newcomer.to_string().contains("reserved for waiter-2@"), "{newcomer}");
     }
     let mut grant = first.granted().await;
     first.release(&mut grant).await;
     holder.granted().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_inspection_reads_the_line_only_if_a_process_waits() {
+    let world = World::new();
+    let (holder, other) = (world.dated(1), world.dated(2));
+    holder.granted().await;
+    for waiters in [0, 1] {
+        if waiters == 1 {
+            Waiter::joined(&world, 3).await;
+        }
+        other.network.reset_counts();
+        assert_eq!(other.leases.inspect(&name()).await.unwrap().waiters.len(), waiters);
+        assert_eq!(other.network.counts().total(), 1 + waiters);
+    }
 }
 
 #[tokio::test(start_paused = true)]

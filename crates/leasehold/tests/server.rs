@@ -126,6 +126,8 @@ async fn a_place_costs_one_request_and_a_hand_off_two() {
     let mut grant = one.granted(&one.claim()).await;
     let (first, second) = (two.joined().await, three.joined().await);
     assert_eq!((two.requests(), three.requests()), (2, 2), "ask and join");
+    let longest = u64::try_from(one.leases.capabilities().poll_interval.max.as_millis()).unwrap();
+    assert!(world.server.pauses("x").iter().all(|pause| *pause >= longest), "{:?}", world.server.pauses("x"));
     one.requests();
     one.releases(&mut grant).await;
     assert!(three.refused(&second).await.reserved);
@@ -197,6 +199,21 @@ async fn a_lapsed_grant_does_not_revive_after_another_client() {
     two.granted(&two.claim()).await;
     let outcome = one.asks(&claim).await;
     assert!(matches!(outcome, AcquireOutcome::Lost(_)), "by its id in the history: {outcome:?}");
+}
+
+/// The server lost the latest renewal, and another client may have had the lock since.
+#[tokio::test(start_paused = true)]
+async fn a_holder_whose_record_has_lapsed_does_not_renew_it() {
+    let world = World::new();
+    let one = world.client(1).await;
+    let mut grant = one.granted(&one.claim()).await;
+    world.clock.sleep(25 * SECOND).await;
+    assert!(one.renews(&mut grant).await);
+    world.server.fail_over(5 * SECOND, Duration::ZERO);
+    world.clock.sleep(10 * SECOND).await;
+    assert!(world.server.take("x", SECOND));
+    world.clock.sleep(2 * SECOND).await;
+    assert!(!one.renews(&mut grant).await);
 }
 
 #[tokio::test(start_paused = true)]

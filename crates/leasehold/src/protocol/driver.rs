@@ -316,7 +316,7 @@ impl Diagnose for RegisterLeases {
             Reading { observation: Some(Observation { record, version, .. }), .. }
                 if record.state == RecordState::Free =>
             {
-                self.discarded(name, &record, &version, &self.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await
+                self.discarded(name, &version, &self.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await
             }
             Reading { .. } => Ok(false),
         }

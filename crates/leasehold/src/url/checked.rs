@@ -251,7 +251,7 @@ mod tests {
             Kind::Word(_) => vec!["", "x"],
             Kind::File(_) => vec!["", "key.pem", "/a\nb"],
             Kind::Url(_) => vec!["", "localhost:9000", "ftp://h", "http://", "http://a b", "socks5://h:1"],
-            Kind::Variable => vec!["", "locks", "A B"],
+            Kind::Variable => vec!["", "locks", "A B", "1A"],
             Kind::Text(..) => BAD_TEXTS.iter().find(|(name, _)| *name == option.name).unwrap().1.to_vec(),
         }
     }
@@ -340,7 +340,15 @@ mod tests {
         };
         let s3 = help("s3", "regoin");
         assert!(s3.contains("did you mean `region`?") && s3.contains("path_style"), "{s3}");
+        assert!(help("s3", "regi").contains("did you mean `region`?"));
+        assert!(help("s3", "protocl").contains("did you mean `protocol`?"));
         assert!(!help("s3", "access_key_id").contains("did you mean"));
+        assert!(
+            help("s3", "endpoint").starts_with("write https://")
+                && !help("s3", "endpoint").contains("endpoint=")
+        );
+        let error = checked("s3", &[("protocol", "x")]).unwrap_err();
+        assert!(error.to_string().contains("not `lease` or `existence`"), "{error:?}");
         assert!(help("postgres", "sslmode").contains("tls=on"));
         assert!(help("redis", "store_clock").contains("NTP"));
         let error = StoreUrl::parse("s3://abc/o?protocol=lease").unwrap().checked_object().unwrap_err();
@@ -354,6 +362,10 @@ mod tests {
         assert_eq!((url.switch("notify"), url.maybe("tls"), url.switch("plaintext")), (false, None, false));
         assert_eq!(url.duration("failover_grace"), Duration::from_secs(120));
         assert_eq!(checked("redis", &[]).unwrap().duration("failover_grace"), Duration::from_secs(60));
+        for (text, seconds) in [("1500ms", 1.5), ("3s", 3.0), ("1h", 3_600.0), ("48h", 172_800.0)] {
+            let url = checked("redis", &[("failover_grace", text)]).unwrap();
+            assert_eq!(url.duration("failover_grace"), Duration::from_secs_f64(seconds), "{text}");
+        }
         let url = checked("s3", &[("endpoint", "http://h:1/"), ("protocol", "existence")]).unwrap();
         assert_eq!(url.location("endpoint").as_deref(), Some("http://h:1"));
         assert_eq!(url.word("protocol", &[("lease", 1), ("existence", 2)]), Some(2));

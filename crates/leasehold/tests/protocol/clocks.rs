@@ -177,3 +177,28 @@ async fn a_grant_is_renewed_if_clocks_stop_during_its_request() {
         contender.held().await;
     }
 }
+
+/// The clocks also stand still during the renewal, so it comes too late.
+#[tokio::test(start_paused = true)]
+async fn a_grant_has_lapsed_if_clocks_stop_during_its_request_and_its_renewal() {
+    let world = World::new();
+    let holder = world.dated(1);
+    let mut grant = holder.granted().await;
+    holder.leases.release(&mut grant, None).await.unwrap();
+    holder.network.reset_counts();
+    holder.network.every(Kind::Write, Outcome::Delayed(SECOND * 60));
+    let acquisition = {
+        let (leases, mut claim) = (holder.leases.clone(), holder.claim());
+        claim.store_timeout = SECOND * 600;
+        tokio::spawn(async move { leases.try_acquire(&claim).await })
+    };
+    for writes in [1, 2] {
+        holder.network.until(|counts| counts.writes == writes).await;
+        holder.clock.stand_still();
+        world.clock.sleep(SECOND * 60).await;
+        holder.clock.resume();
+    }
+    holder.network.every(Kind::Write, Outcome::Fine);
+    let outcome = acquisition.await.unwrap().unwrap();
+    assert!(matches!(outcome, AcquireOutcome::Lost(_)), "{outcome:?}");
+}

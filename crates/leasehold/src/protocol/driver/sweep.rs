@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Passing, Reading, RegisterLeases, STORE_TIMEOUT};
+use super::{Reading, RegisterLeases, STORE_TIMEOUT};
 use crate::clock::StoreTime;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Swept, Ttl};
@@ -51,7 +51,7 @@ impl RegisterLeases {
                 return Ok(Swept::Deleted);
             }
             self.probed(self.records.trust_deletes(), &mut budget).await?;
-            match self.discarded(name, &record, &version, &budget).await {
+            match self.discarded(name, &version, &budget).await {
                 Ok(true) => return Ok(Swept::Deleted),
                 Ok(false) if unknown => budget.pause_after_conflict().await?,
                 Ok(false) => return Ok(Swept::Kept),
@@ -63,17 +63,15 @@ impl RegisterLeases {
         }
     }
 
-    /// Deletes `record` if it has this version, and then its line. Reads the line first, because on DynamoDB
+    /// Deletes the record if it has this version, and then its line. Reads the line first, because on DynamoDB
     /// it has the token of the record, and that of a later record must stay.
     pub(super) async fn discarded(
         &self,
         name: &LockName,
-        record: &Record,
         version: &Version,
         budget: &RetryBudget<'_>,
     ) -> Result<bool, StoreError> {
         let line = budget.request(self.records.read_line(name)).await;
-        self.tap(Passing::Deleted, name, record);
         if !budget.request(self.records.discard(name, version)).await? {
             return Ok(false);
         }

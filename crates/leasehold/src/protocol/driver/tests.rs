@@ -1,13 +1,14 @@
 //! Tests of the driver by itself. The tests of its requests to a store are in `tests/protocol.rs`.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use super::super::records::{Found, Written};
+use super::super::records::{Found, Refusal, Written};
 use super::hold::is_late_grant;
 use super::*;
 use crate::clock::TestClock;
 use crate::lease::{Holder, State};
+use crate::proof::flawed::{Flaw, store};
 use crate::register::Precondition;
 use crate::stores::memory::MemoryRegister;
 
@@ -112,6 +113,24 @@ async fn a_grant_is_late_when_its_token_is_another() {
     assert!(is_late_grant(&record, &grant));
 }
 
+/// A waiter may be the first of its process to write.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_checks_the_store_before_it_joins_the_line() {
+    for (flaw, joins) in [(Flaw::IgnoresBoth, false), (Flaw::None, true)] {
+        let register = Arc::new(store(Flaw::None));
+        let options = StoreOptions { env: register.env.clone(), ..StoreOptions::default() };
+        granted(&RegisterLeases::new(register.clone(), options.clone())).await;
+        // Without the marker, another process does not know that the store was probed.
+        register.cells.lock().unwrap().remove(".leasehold-probe");
+        *register.flaw.lock().unwrap() = flaw;
+        let leases = RegisterLeases::new(register, options);
+        let mut claim = Claim::new(leases.env(), name(), Ttl::DEFAULT, Holder::default());
+        claim.waits = true;
+        let reading = leases.read(&name(), &mut leases.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await.unwrap();
+        assert_eq!(leases.keep_place(&claim, &reading).await, joins, "{flaw:?}");
+    }
+}
+
 /// Records on a server that may lose the response to a write. While the client settles that write, another server is
 /// promoted, which lacks it.
 #[derive(Debug)]
@@ -120,6 +139,21 @@ struct Replaced {
     loses_next: AtomicBool,
     /// The record of the other server, until it is promoted.
     behind: Mutex<Option<Box<Record>>>,
+    claims: Claims,
+    /// The number of claims that were sent without a read.
+    unread: AtomicUsize,
+}
+
+impl Replaced {
+    fn new(claims: Claims) -> Arc<Self> {
+        Arc::new(Self {
+            records: JsonRecords::new(Arc::new(MemoryRegister::new(Env::system()))),
+            loses_next: AtomicBool::new(false),
+            behind: Mutex::default(),
+            claims,
+            unread: AtomicUsize::new(0),
+        })
+    }
 }
 
 #[async_trait]
@@ -144,6 +178,15 @@ impl Records for Replaced {
             return Err(Fault::unavailable("no response").maybe_applied());
         }
         Ok(written)
+    }
+
+    fn claims(&self) -> Claims {
+        self.claims
+    }
+
+    async fn claim(&self, _: &LockName, _: &Record, _: u64, _: bool) -> Result<Written, StoreError> {
+        self.unread.fetch_add(1, Ordering::SeqCst);
+        Ok(Written::Conflict(Refusal::Unexplained))
     }
 
     async fn settle(&self, name: &LockName, version: Option<&Version>) -> Result<bool, StoreError> {
@@ -179,12 +222,7 @@ impl Records for Replaced {
 
 #[tokio::test]
 async fn a_write_that_the_promoted_server_lacks_is_not_reported() {
-    let register = Arc::new(MemoryRegister::new(Env::system()));
-    let records = Arc::new(Replaced {
-        records: JsonRecords::new(register),
-        loses_next: AtomicBool::new(false),
-        behind: Mutex::default(),
-    });
+    let records = Replaced::new(Claims::Never);
     let leases = RegisterLeases::on(records.clone(), StoreOptions::default());
     let lose_next = || records.loses_next.store(true, Ordering::SeqCst);
     let there = async || {
@@ -206,4 +244,26 @@ async fn a_write_that_the_promoted_server_lacks_is_not_reported() {
     lose_next();
     assert_eq!(leases.evict(&name(), grant.token, None).await.unwrap(), Evicted::Evicted);
     assert_eq!(there().await.state, RecordState::Free, "the eviction");
+}
+
+/// Only the record shows whether the grant of a repeated claim has ended.
+#[tokio::test]
+async fn a_claim_is_sent_without_a_read_only_if_it_is_new_and_nothing_is_known() {
+    for (claims, repeatable, is_known, sent) in [
+        (Claims::Never, false, false, 0),
+        (Claims::Free, false, false, 1),
+        (Claims::Free, true, false, 0),
+        (Claims::Free, false, true, 0),
+    ] {
+        let records = Replaced::new(claims);
+        let leases = RegisterLeases::on(records.clone(), StoreOptions::default());
+        if is_known {
+            leases.release(&mut granted(&leases).await, None).await.unwrap();
+            records.unread.store(0, Ordering::SeqCst);
+        }
+        let mut claim = Claim::new(leases.env(), name(), Ttl::DEFAULT, Holder::default());
+        claim.repeatable = repeatable;
+        assert!(matches!(leases.try_acquire(&claim).await.unwrap(), AcquireOutcome::Granted(_)));
+        assert_eq!(records.unread.load(Ordering::SeqCst), sent, "{claims:?} {repeatable} {is_known}");
+    }
 }
