@@ -3,6 +3,7 @@
 pub mod dynamodb;
 pub mod gcs;
 pub(crate) mod kubernetes;
+pub mod nats;
 pub mod s3;
 
 use std::fmt;

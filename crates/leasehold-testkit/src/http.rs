@@ -112,7 +112,24 @@ pub(crate) fn http_date(seconds: u64) -> String {
     const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
     const MONTHS: [&str; 12] =
         ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    let (year, month, day) = civil(seconds / 86_400);
+    let weekday = DAYS[(seconds / 86_400 % 7) as usize];
+    format!("{weekday}, {day:02} {} {year} {} GMT", MONTHS[month - 1], time_of_day(seconds))
+}
+
+/// Formats microseconds since the Unix epoch as in RFC 3339, such as `1994-11-06T08:49:37.000001Z`.
+pub(crate) fn rfc3339(us: u64) -> String {
+    let (seconds, us) = (us / 1_000_000, us % 1_000_000);
+    let (year, month, day) = civil(seconds / 86_400);
+    format!("{year}-{month:02}-{day:02}T{}.{us:06}Z", time_of_day(seconds))
+}
+
+fn time_of_day(seconds: u64) -> String {
+    format!("{:02}:{:02}:{:02}", seconds / 3_600 % 24, seconds / 60 % 60, seconds % 60)
+}
+
+/// Returns the year, the month and the day that begins so many days after the Unix epoch.
+fn civil(days: u64) -> (u64, usize, u64) {
     let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     let (mut year, mut day) = (1970, days);
     while day >= 365 + u64::from(leap(year)) {
@@ -125,15 +142,7 @@ pub(crate) fn http_date(seconds: u64) -> String {
         day -= lengths[month];
         month += 1;
     }
-    format!(
-        "{}, {:02} {} {year} {:02}:{:02}:{:02} GMT",
-        DAYS[(days % 7) as usize],
-        day + 1,
-        MONTHS[month],
-        second / 3_600,
-        second / 60 % 60,
-        second % 60
-    )
+    (year, month + 1, day + 1)
 }
 
 #[cfg(test)]
@@ -144,6 +153,7 @@ mod tests {
     fn dates_are_as_in_http() {
         assert_eq!(http_date(784_111_777), "Sun, 06 Nov 1994 08:49:37 GMT");
         assert_eq!(http_date(1_709_164_800), "Thu, 29 Feb 2024 00:00:00 GMT");
+        assert_eq!(rfc3339(784_111_777_000_001), "1994-11-06T08:49:37.000001Z");
         assert_eq!(http_date(0), "Thu, 01 Jan 1970 00:00:00 GMT");
     }
 }

@@ -13,7 +13,7 @@
 //!   themselves.
 //! - [`peers`]: other lock clients that take the same locks, and the stores' command-line tools.
 //! - [`process`]: a child process that prints lines.
-//! - [`fakes`]: in-memory servers for DynamoDB, S3 and GCS; the latter two can ignore preconditions or throttle writes.
+//! - [`fakes`]: in-memory servers for DynamoDB, NATS, S3 and GCS; the latter two can ignore preconditions or throttle writes.
 //! - [`layer`]: a wrapper that changes some methods of a register.
 //! - [`machine`]: a client machine with its own clock, which learns the store's time from a `Date` header.
 //! - [`simulation`]: many machines on one store and a bad network, judged by a checker; replayable from a seed.

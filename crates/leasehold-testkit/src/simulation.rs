@@ -53,6 +53,7 @@
 //! assert!(history.grants > 0);
 //! ```
 
+mod bucket;
 mod calls;
 mod checker;
 mod client;

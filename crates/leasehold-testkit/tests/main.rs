@@ -58,6 +58,8 @@ mod failover_redis;
 mod fake;
 #[cfg(feature = "dynamodb")]
 mod fake_dynamodb;
+#[cfg(feature = "nats")]
+mod fake_nats;
 #[cfg(feature = "chaos")]
 mod faults_real;
 #[cfg(feature = "etcd")]

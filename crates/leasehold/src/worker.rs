@@ -62,7 +62,7 @@ impl<L: Send + Sync + 'static> OnWorker<L> {
     }
 
     /// Runs the work of `leases` in the caller's runtime, without a thread.
-    #[allow(dead_code, reason = "only the simulation of a table uses it")]
+    #[allow(dead_code, reason = "only simulations use it")]
     pub(crate) fn here(leases: L) -> Result<Self, Error> {
         Ok(Self { leases: Arc::new(leases), worker: Worker { runtime: callers_runtime()?, stop: None } })
     }

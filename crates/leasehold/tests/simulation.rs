@@ -71,6 +71,16 @@ fn no_history_of_locks_in_a_cluster_breaks_the_promise() {
     });
 }
 
+/// The requests of the store for NATS to a bucket in memory, and the copies that its waiters watch.
+#[cfg(feature = "nats")]
+#[test]
+fn no_history_of_locks_in_a_bucket_of_nats_breaks_the_promise() {
+    many(Plan::nats_from_seed, 2, |total, seeds| {
+        let counted = [total.cancelled, total.evicted, total.deleted, total.restarts];
+        busy(total, seeds) && counted.into_iter().all(|count| count > seeds / 10)
+    });
+}
+
 /// Processes on one machine share a file. No history deletes rows by hand, because the documentation allows that only
 /// while no process uses them.
 #[cfg(feature = "sqlite")]

@@ -7,6 +7,7 @@ use std::time::Duration;
 use leasehold::{LockName, Locker, Register as _};
 use tokio::task::JoinSet;
 
+use super::bucket::Bucket;
 use super::client::{self, Client};
 use super::cluster::Cluster;
 use super::items::{Items, Stranger};
@@ -139,8 +140,11 @@ impl Fate {
         if self.world.now() < self.world.checker.granted_last(LOCK) + RECENT {
             return;
         }
-        let (items, cluster) = (&self.world.items, &self.world.cluster);
-        if items.as_ref().is_some_and(Items::delete) || cluster.as_ref().is_some_and(Cluster::delete) {
+        let World { items, cluster, bucket, .. } = &*self.world;
+        if items.as_ref().is_some_and(Items::delete)
+            || cluster.as_ref().is_some_and(Cluster::delete)
+            || bucket.as_ref().is_some_and(Bucket::delete)
+        {
             self.world.checker.deleted(LOCK);
             return;
         }

@@ -113,6 +113,8 @@ pub enum Store {
     Objects,
     /// In a table of DynamoDB, as items that AWS's lock client takes too.
     DynamoDb,
+    /// In a key-value bucket of NATS.
+    Nats,
 }
 
 /// A kind of fault.
@@ -300,6 +302,14 @@ impl Plan {
         Self { store: Store::Kubernetes, ..Self::from_seed(seed) }
     }
 
+    /// Returns the plan for `seed`, with the lock in a bucket of NATS.
+    pub fn nats_from_seed(seed: u64) -> Self {
+        let plan = Self { store: Store::Nats, ..Self::from_seed(seed) };
+        // The responses to reads and writes have no time, so they do not show that the clocks stood still, nor that a
+        // simulated suspend passes no true time.
+        Self { faults: plan.faults.without(Fault::StandStills).without(Fault::Suspends), ..plan }
+    }
+
     /// Returns the plan for `seed`, with a job that runs once per period.
     pub fn once_from_seed(seed: u64) -> Self {
         let period_ms = fastrand::Rng::with_seed(seed ^ 0x0ce).u64(2_000..40_000);
@@ -440,7 +450,12 @@ impl Plan {
             // once in that time.
             Store::Objects => (9, 3),
             // A process that asks again and again notices a waiter within the longest pause.
-            Store::Register | Store::Server | Store::File | Store::DynamoDb | Store::Kubernetes => (2, 3),
+            Store::Register
+            | Store::Server
+            | Store::File
+            | Store::DynamoDb
+            | Store::Kubernetes
+            | Store::Nats => (2, 3),
             // Each process finds the line before it takes the lock again, so its own pause is all that may be added.
             Store::Table => (1, 1),
         };
@@ -455,7 +470,7 @@ impl Plan {
 }
 
 impl Store {
-    const ALL: [(Self, &'static str); 7] = [
+    const ALL: [(Self, &'static str); 8] = [
         (Self::Register, "register"),
         (Self::Kubernetes, "kubernetes"),
         (Self::Server, "server"),
@@ -463,6 +478,7 @@ impl Store {
         (Self::File, "file"),
         (Self::Objects, "objects"),
         (Self::DynamoDb, "dynamodb"),
+        (Self::Nats, "nats"),
     ];
 
     /// Returns whether the store is a server that can fail over.

@@ -49,17 +49,23 @@ struct Answer {
 }
 
 impl Wire {
-    /// Sends `request`, and returns its response. `None` if the connection breaks. A request that the network refuses
-    /// gets the server's response to one that it does not serve. Every response has a `Date`, of a front end whose clock
-    /// may be off.
+    /// Like [`carry`](Self::carry). Every response has a `Date`.
     pub(super) async fn exchange(&self, request: Request<Bytes>) -> Option<Response<Bytes>> {
+        let (at_us, mut response) = self.carry(request).await?;
+        response.headers_mut().insert(DATE, HeaderValue::try_from(http_date(at_us / 1_000_000)).ok()?);
+        Some(response)
+    }
+
+    /// Sends `request`. Returns its response, and the time in it, of a front end whose clock may be off. `None` if the
+    /// connection breaks. A request that the network refuses gets the server's response to one that it does not serve.
+    pub(super) async fn carry(&self, request: Request<Bytes>) -> Option<(u64, Response<Bytes>)> {
         let (head, bytes) = request.into_parts();
         let mut body = Body::from(bytes);
         let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
         body.metadata.user =
             head.headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect();
         let key = format!("{} {}", head.method, head.uri);
-        let (at_us, mut response) = match self.network.write(&key, Precondition::Absent, body).await {
+        let (at_us, response) = match self.network.write(&key, Precondition::Absent, body).await {
             Ok(Write::Committed(answer)) => response(answer.as_str())?,
             Err(StoreError::NotApplied(fault)) => {
                 let refused = self.served.server.refuses(fault.kind == ErrorKind::Denied, fault.retry_after);
@@ -67,9 +73,7 @@ impl Wire {
             }
             Ok(Write::Conflict) | Err(StoreError::MaybeApplied(_)) => return None,
         };
-        let date = at_us.saturating_add_signed(self.network.skew_us()) / 1_000_000;
-        response.headers_mut().insert(DATE, HeaderValue::try_from(http_date(date)).ok()?);
-        Some(response)
+        Some((at_us.saturating_add_signed(self.network.skew_us()), response))
     }
 }
 

@@ -12,6 +12,7 @@ use leasehold::stores::memory::MemoryRegister;
 use leasehold::stores::memory::server::{self, MemoryServer};
 use leasehold::{Locker, Register, RegisterLeases};
 
+use super::bucket::Bucket;
 use super::calls::Calls;
 use super::checker::Checker;
 use super::cluster::Cluster;
@@ -42,6 +43,8 @@ pub(super) struct World {
     pub(super) items: Option<Items>,
     /// The Kubernetes cluster with the locks, if there is one.
     pub(super) cluster: Option<Cluster>,
+    /// The bucket of NATS with the locks, if they are in one.
+    pub(super) bucket: Option<Bucket>,
     /// The resource that holders write to.
     resource: Arc<Recorder>,
     links: Mutex<Vec<Link>>,
@@ -131,6 +134,7 @@ impl World {
             server: plan.store.is_server().then(server),
             items: (plan.store == Store::DynamoDb).then(|| Items::new(env(3), register.clone())),
             cluster: (plan.store == Store::Kubernetes).then(|| Cluster::new(env(3), register.clone())),
+            bucket: (plan.store == Store::Nats).then(|| Bucket::new(env(3), register.clone())),
             register,
             resource: Arc::new(Recorder::of_resource(resource, checker.clone())),
             trace,
@@ -204,9 +208,10 @@ impl World {
         let StoreOptions { env, store_clock, margin, .. } = options.clone();
         let (trace, store_us) = (self.trace.clone(), AtomicU64::new(0));
         let traced = Traced { trace, process, env, store_clock, margin, store_us };
-        let leases = match (self.plan.store, &self.items, &self.cluster) {
-            (_, Some(items), _) => items.leases(register, options),
-            (_, _, Some(cluster)) => cluster.leases(register, options),
+        let leases = match (self.plan.store, &self.items, &self.cluster, &self.bucket) {
+            (_, Some(items), ..) => items.leases(register, options),
+            (_, _, Some(cluster), _) => cluster.leases(register, options),
+            (.., Some(bucket)) => bucket.leases(register, options),
             (Store::Server, ..) => server::leases(register, options),
             (Store::Table, ..) => server::leases_of_table(register, self.plan.failover_grace(), options)
                 .unwrap_or_else(|error| unreachable!("no table: {error}")),
@@ -227,10 +232,11 @@ impl World {
     }
 
     fn locks(&self) -> Arc<dyn Register> {
-        match (&self.server, &self.items, &self.cluster) {
+        match (&self.server, &self.items, &self.cluster, &self.bucket) {
             (Some(server), ..) => server.clone(),
-            (_, Some(items), _) => items.served.clone(),
-            (_, _, Some(cluster)) => cluster.served.clone(),
+            (_, Some(items), ..) => items.served.clone(),
+            (_, _, Some(cluster), _) => cluster.served.clone(),
+            (.., Some(bucket)) => bucket.served.clone(),
             _ => self.register.clone(),
         }
     }
@@ -238,7 +244,8 @@ impl World {
     /// Creates a network to the register.
     fn network(&self) -> FaultyRegister {
         let register = self.locks();
-        let is_elsewhere = self.server.is_some() || self.items.is_some() || self.cluster.is_some();
+        // The register counts what reaches it.
+        let is_elsewhere = !matches!(self.plan.store, Store::Register | Store::Objects);
         let counts = is_elsewhere.then(|| self.register.clone());
         FaultyRegister::new(register).observed(move |_| {
             if let Some(register) = &counts {

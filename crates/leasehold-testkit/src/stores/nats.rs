@@ -110,7 +110,7 @@ pub async fn value(url: &str, subject: &str) -> String {
 }
 
 /// Decodes base64, for what is not worth a dependency.
-fn from_base64(text: &str) -> Vec<u8> {
+pub fn from_base64(text: &str) -> Vec<u8> {
     const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let (mut bytes, mut bits, mut count) = (Vec::new(), 0_u32, 0);
     for digit in text.bytes().filter_map(|byte| DIGITS.iter().position(|digit| *digit == byte)) {

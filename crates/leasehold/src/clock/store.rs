@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use super::{Moment, RATE_ERROR, micros};
 
+/// By how much this machine's clocks may disagree about the age of a reading: as much as a `Date` is inexact.
+const DOUBT: Duration = Duration::from_secs(1);
+
 /// Bounds on the time of the store's own clock, in microseconds since the Unix epoch.
 ///
 /// ```
@@ -130,6 +133,15 @@ impl StoreClock {
     #[allow(dead_code, reason = "only stores whose servers refuse late requests use it")]
     pub(crate) fn lowest_us(&self, now: Moment) -> u64 {
         self.bounds(now).map_or(0, |time| time.lo_us)
+    }
+
+    /// Returns whether this machine's clocks disagree about the age of the latest reading, because one of them was set, or
+    /// because the machine was restored from a snapshot. The bounds are then far apart.
+    #[allow(dead_code, reason = "only a store whose responses to writes have no time uses it")]
+    pub(crate) fn is_age_in_doubt(&self, now: Moment) -> bool {
+        let readings = *self.readings.lock().unwrap_or_else(PoisonError::into_inner);
+        let sent = readings.map_or(now, |readings| readings.latest.sent);
+        now.longest_since(sent) - now.shortest_since(sent) > DOUBT
     }
 
     /// Returns the bounds on the time of the store's clock at `now`, or `None` before the first reading.

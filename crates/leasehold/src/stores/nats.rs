@@ -3,6 +3,7 @@
 //! `docs/stores/nats.md` describes the layout, the permissions and the limits.
 
 mod bucket;
+mod carrier;
 mod config;
 mod connect;
 mod errors;
@@ -11,6 +12,8 @@ mod keys;
 mod link;
 mod links;
 mod message;
+#[doc(hidden)]
+pub mod simulated;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -69,7 +69,7 @@ pub(super) fn explain(step: &Step<'_>, altered: &Altered) -> Result<usize, Strin
 /// Returns how `store` differs from the model's store.
 fn differences(store: Store) -> trace::Store {
     match store {
-        Store::Register | Store::File | Store::Table | Store::DynamoDb | Store::Kubernetes => {
+        Store::Register | Store::File | Store::Table | Store::DynamoDb | Store::Kubernetes | Store::Nats => {
             trace::Store::default()
         }
         // The server takes the token of a create from its own clock.

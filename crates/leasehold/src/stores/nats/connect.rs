@@ -7,7 +7,7 @@ use async_nats::ConnectOptions;
 use super::bucket::{self, Bucket};
 use super::config::{Location, Login};
 use super::errors::{self, Refusal};
-use super::link::{Events, Link};
+use super::link::{Events, Link, Way};
 use super::links::Links;
 use crate::clock::timeout;
 use crate::error::{Error, Fault, StoreError};
@@ -34,6 +34,10 @@ impl Links {
     }
 
     async fn connect_to(&self, host: &Host) -> Result<Link, StoreError> {
+        let shown = host.to_string();
+        if let Some(carrier) = &self.carrier {
+            return Ok(Link::new(Way::Carried(carrier.clone()), Arc::default(), shown));
+        }
         let location = self.location.clone();
         let options = blocking(move || options(&location)).await?;
         let events = Arc::<Events>::default();
@@ -42,10 +46,9 @@ impl Links {
             noted.note(event);
             std::future::ready(())
         });
-        let shown = host.to_string();
         let client = options.connect(format!("nats://{shown}")).await;
         let client = client.map_err(|error| errors::of_connection(&error, &shown).not_applied())?;
-        Ok(Link::new(client, events, shown))
+        Ok(Link::new(Way::Client(client), events, shown))
     }
 }
 

@@ -3,12 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use async_nats::{Client, Event, HeaderMap, Request, ServerError};
+use async_nats::{Client, Event, HeaderMap, Request, RequestError, RequestErrorKind, ServerError};
 use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
+use super::carrier::Carrier;
 use super::errors;
 use super::keys::Copies;
 use crate::clock::Moment;
@@ -66,10 +67,47 @@ impl Events {
     }
 }
 
+/// How requests reach the server.
+#[derive(Debug)]
+pub(super) enum Way {
+    Client(Client),
+    /// In the simulation.
+    Carried(Arc<dyn Carrier>),
+}
+
+impl Way {
+    async fn send(&self, subject: String, request: Request) -> Result<Bytes, RequestError> {
+        match self {
+            Self::Client(client) => {
+                client.send_request(subject, request.timeout(None)).await.map(|response| response.payload)
+            }
+            Self::Carried(carrier) => {
+                let headers = request.headers.iter().flat_map(HeaderMap::iter);
+                let headers = headers.flat_map(|(name, values)| {
+                    values.iter().map(|value| (name.to_string(), value.to_string()))
+                });
+                let response =
+                    carrier.request(subject, headers.collect(), request.payload.unwrap_or_default());
+                response.await.map_err(RequestError::new)
+            }
+        }
+    }
+
+    async fn subscribe(&self, subject: String) -> Result<BoxStream<'static, Bytes>, StoreError> {
+        match self {
+            Self::Client(client) => {
+                let messages = client.subscribe(subject).await.map_err(|_| errors::lost().not_applied())?;
+                Ok(messages.map(|message| message.payload).boxed())
+            }
+            Self::Carried(carrier) => Ok(carrier.subscribe(subject)),
+        }
+    }
+}
+
 /// An open connection. It is closed when this is dropped.
 #[derive(Debug)]
 pub(super) struct Link {
-    client: Client,
+    way: Way,
     events: Arc<Events>,
     /// The server, for messages.
     pub(super) host: String,
@@ -93,8 +131,8 @@ impl Connection for Link {
 }
 
 impl Link {
-    pub(super) fn new(client: Client, events: Arc<Events>, host: String) -> Self {
-        Self { client, events, host, copies: None, asked: Mutex::default() }
+    pub(super) fn new(way: Way, events: Arc<Events>, host: String) -> Self {
+        Self { way, events, host, copies: None, asked: Mutex::default() }
     }
 
     pub(super) fn asked(&self) -> MutexGuard<'_, Option<Moment>> {
@@ -132,9 +170,13 @@ impl Link {
         }
         tokio::select! {
             biased;
-            response = self.client.send_request(subject.clone(), request.timeout(None)) => {
-                response.map(|response| response.payload).map_err(|error| errors::of_request(&error, &subject))
-            }
+            response = self.way.send(subject.clone(), request) => response.map_err(|error| {
+                // The client itself reports this when it loses the connection.
+                if error.kind() == RequestErrorKind::Other && matches!(self.way, Way::Carried(_)) {
+                    self.events.note(Event::Disconnected);
+                }
+                errors::of_request(&error, &subject)
+            }),
             refused = refusal => Err(match refused {
                 Some(text) => errors::denied(&text),
                 None => errors::lost().maybe_applied(),
@@ -149,13 +191,13 @@ impl Link {
         let copy = self.copies.as_ref().and_then(|copies| copies.of(subject));
         let Some(copy) = copy.filter(|_| !is_refused) else { return Ok(stream::pending().boxed()) };
         let (events, refusal) = (self.events.clone(), self.events.refusal(&copy));
-        let copies = self.client.subscribe(copy).await.map_err(|_| errors::lost().not_applied())?;
+        let copies = self.way.subscribe(copy).await?;
         let end = async move {
             if refusal.await.is_some() {
                 events.is_watch_refused.store(true, Ordering::SeqCst);
                 std::future::pending::<()>().await;
             }
         };
-        Ok(copies.map(|copy| copy.payload).take_until(end).boxed())
+        Ok(copies.take_until(end).boxed())
     }
 }

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use futures_util::stream::BoxStream;
 
 use super::bucket::{self, Bucket};
+use super::carrier::Carrier;
 use super::config::Location;
 use super::errors::Refusal;
 use super::link::Link;
@@ -33,12 +34,14 @@ pub(super) struct Links {
     /// The clock of the stream's leader.
     pub(super) clock: StoreClock,
     current: Arc<OnDemand<Link>>,
+    /// In the simulation, the way to the server.
+    pub(super) carrier: Option<Arc<dyn Carrier>>,
 }
 
 impl Links {
     pub(super) fn new(location: Location, env: Env) -> Self {
         let (accepted, clock) = Default::default();
-        Self { location, accepted, clock, current: OnDemand::new(env.clone()), env }
+        Self { location, accepted, clock, current: OnDemand::new(env.clone()), env, carrier: None }
     }
 
     async fn link(self: &Arc<Self>) -> Result<Arc<Link>, StoreError> {
@@ -64,26 +67,34 @@ impl Links {
         bucket.check(keys).map_err(Fault::not_applied)
     }
 
-    /// Asks for the time again if the latest reading is old. Does not wait for the response: it holds up no request.
-    /// After it, a bucket whose settings have become unsafe is refused, and a server that is cut off is left.
-    fn refresh(self: &Arc<Self>, link: &Arc<Link>) {
+    /// Asks for the time again if the latest reading is old. After that, a bucket whose settings have become unsafe is
+    /// refused, and a server that is cut off is left.
+    ///
+    /// Does not wait for the response, so that it holds up no request, unless the age of the reading is in doubt: the
+    /// first token of a lock comes from this clock, and the responses to other requests do not contain the time.
+    async fn refresh(self: &Arc<Self>, link: &Arc<Link>) -> Result<(), StoreError> {
         let sent = self.env.now();
+        let in_doubt = self.clock.is_age_in_doubt(sent);
         {
             let mut asked = link.asked();
-            if asked.is_some_and(|asked| sent.longest_since(asked) < CLOCK_USED) {
-                return;
+            if !in_doubt && asked.is_some_and(|asked| sent.longest_since(asked) < CLOCK_USED) {
+                return Ok(());
             }
             // Other requests need not ask too.
             *asked = Some(sent);
         }
-        let (links, link) = (self.clone(), link.clone());
-        tokio::spawn(async move {
-            let asking = bucket::ask(&link, &links.location.keys);
-            let asked = timeout(&*links.env.clock, CLOCK_LIMIT, asking).await;
-            if asked.is_some_and(|asked| asked.and_then(|bucket| links.note(bucket, sent)).is_err()) {
-                links.current.give_up(&link);
-            }
-        });
+        let (links, asked) = (self.clone(), link.clone());
+        let asking = async move {
+            let bucket = bucket::ask(&asked, &links.location.keys).await;
+            let noted = bucket.and_then(|bucket| links.note(bucket, sent));
+            noted.inspect_err(|_| links.current.give_up(&asked))
+        };
+        if in_doubt {
+            return self.current.response(link, asking).await.map_err(StoreError::of_read);
+        }
+        let clock = self.env.clock.clone();
+        tokio::spawn(async move { timeout(&*clock, CLOCK_LIMIT, asking).await });
+        Ok(())
     }
 
     /// Returns the values that are written with `subject` from now on.
@@ -106,7 +117,72 @@ impl Links {
         payload: Bytes,
     ) -> Result<Bytes, StoreError> {
         let link = self.link().await?;
-        self.refresh(&link);
+        self.refresh(&link).await?;
         self.current.response(&link, link.request(subject, headers, payload)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use async_nats::RequestErrorKind;
+    use async_trait::async_trait;
+    use futures_util::stream::{self, StreamExt};
+    use serde_json::json;
+
+    use super::*;
+    use crate::clock::{Clock, TestClock};
+    use crate::lease::StoreOptions;
+    use crate::url::StoreUrl;
+
+    /// A server whose clock is that of the test. It keeps the subjects of the requests.
+    #[derive(Debug, Default)]
+    struct Script(Mutex<Vec<String>>);
+
+    #[async_trait]
+    impl Carrier for Script {
+        async fn request(
+            &self,
+            subject: String,
+            _headers: Vec<(String, String)>,
+            _payload: Bytes,
+        ) -> Result<Bytes, RequestErrorKind> {
+            self.0
+                .lock()
+                .unwrap()
+                .push(subject.rsplit_once(".KV_b").map_or(&*subject, |(api, _)| api).to_owned());
+            let mut config = bucket::settings(&crate::stores::nats::keys::Keys::below("b", ""), 1, 1);
+            config["metadata"] = json!({ "_nats.ver": "2.12.1" });
+            Ok(json!({ "config": config, "ts": "2026-01-01T00:00:00Z" }).to_string().into())
+        }
+
+        fn subscribe(&self, _subject: String) -> BoxStream<'static, Bytes> {
+            stream::pending().boxed()
+        }
+    }
+
+    /// Else the first token of a lock may be below those of a record that was deleted.
+    #[tokio::test(start_paused = true)]
+    async fn a_request_waits_for_the_time_if_the_age_of_the_reading_is_in_doubt() {
+        let (clock, script) = (Arc::new(TestClock::default()), Arc::new(Script::default()));
+        let url = StoreUrl::parse("nats://h/b").unwrap();
+        let location = Location::from_url(url, &mut StoreOptions::default()).unwrap();
+        let mut links = Links::new(location, Env::seeded(clock.clone(), 1));
+        links.carrier = Some(script.clone());
+        let links = Arc::new(links);
+        let sent = async || {
+            links.ask("write".to_owned(), HeaderMap::new(), Bytes::new()).await.unwrap();
+            std::mem::take(&mut *script.0.lock().unwrap())
+        };
+        let question = "$JS.API.STREAM.INFO";
+        assert_eq!(sent().await, [question, "write"], "with the connection");
+        assert_eq!(sent().await, ["write"]);
+        for seconds in [-3_600, 3_600] {
+            clock.step_wall(seconds);
+            clock.sleep(Duration::from_secs(2)).await;
+            assert_eq!(sent().await, [question, "write"], "{seconds}");
+            assert_eq!(sent().await, ["write"], "{seconds}");
+        }
     }
 }
