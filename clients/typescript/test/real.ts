@@ -1,7 +1,8 @@
 // The real command for tests that need it: LEASEHOLD_COMMAND, or the command that was built in this repository.
 
 import { fork, type ChildProcess } from "node:child_process";
-import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { existsSync, mkdtempSync, readFileSync } from "node:fs";
+import { rm } from "node:fs/promises";
 import { once } from "node:events";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -22,8 +23,8 @@ export function test(name: string, body: (t: TestContext) => Promise<void>, othe
 
 export function folder(t: TestContext): string {
   const path = mkdtempSync(join(tmpdir(), "leasehold-ts-"));
-  // An agent that is ending may still write.
-  t.after(() => rmSync(path, { recursive: true, force: true, maxRetries: 20 }));
+  // An agent that is ending may still write. `rmSync` would not look for new files when it tries again.
+  t.after(() => rm(path, { recursive: true, force: true, maxRetries: 20 }));
   return path;
 }
 

@@ -85,6 +85,7 @@ impl FakeNats {
     }
 
     /// Returns the copies of all messages from now on, with their subjects.
+    #[cfg_attr(not(feature = "nats"), allow(dead_code, reason = "only the store for NATS watches"))]
     pub(crate) fn copies(&self) -> broadcast::Receiver<(String, Bytes)> {
         self.copies.subscribe()
     }
