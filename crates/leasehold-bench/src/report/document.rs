@@ -85,18 +85,19 @@ fn section(results: &Results, scenario: Scenario) -> String {
     let runs: BTreeSet<String> = blocks.iter().map(|block| run_of(block)).collect();
     let runs = runs.into_iter().collect::<Vec<_>>().join("; ");
     format!(
-        "![{}](performance/{}.svg)\n\n{}\nMeasured with {runs}.\n",
+        "![{}](performance/{}.svg)\n\n{}\nMeasured on {runs}.\n",
         scenario.title(),
         scenario.name(),
         table.markdown()
     )
 }
 
-/// Returns the command of a block, with its date and commit.
+/// Returns when a block was measured, and which commit. results.json has the command.
 fn run_of(block: &Block) -> String {
     let rounds = block.settings.get("rounds").copied().unwrap_or_default();
+    let rounds = format!("{rounds} {}", if rounds == 1.0 { "round" } else { "rounds" });
     let commit = block.commit.get(..10).unwrap_or("an unknown commit");
-    format!("`{}` ({rounds} rounds, {}, {commit})", block.command, block.date)
+    format!("{} ({commit}, {rounds})", block.date)
 }
 
 /// Returns a table with one line for each place: leasehold beside the best other client by the first metric.
@@ -247,7 +248,7 @@ mod tests {
         assert!(section.contains("| SQLite (a file) | 100 | - | - | fast | 50 | 2 | 0.8 |\n"), "{section}");
         assert_eq!(section.matches("| fast | 50 | 2 | 0.8 |").count(), 2, "{section}");
         assert!(section.contains("5 ms away"), "{section}");
-        assert_eq!(section.matches("`./bench` (3 rounds, 2026-01-02, 0123456789)").count(), 1, "{section}");
+        assert_eq!(section.matches("2026-01-02 (0123456789, 3 rounds)").count(), 1, "{section}");
         assert!(targets(&results).contains("| a | SQLite (a file) | 0.9 of"), "{}", targets(&results));
         let folder = tempfile::tempdir().unwrap();
         plots(&results, folder.path()).unwrap();
