@@ -17,7 +17,7 @@ fn bench(folder: &Path, arguments: &[&str]) -> Output {
 #[test]
 fn sqlite_is_measured_and_reported() {
     let folder = tempfile::tempdir().unwrap();
-    let output = bench(folder.path(), &["a", "b", "sqlite", "--rounds", "2", "--seconds", "0.2"]);
+    let output = bench(folder.path(), &["a", "b", "sqlite", "--rounds", "2", "--seconds", "1"]);
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
     for part in ["(a) uncontended", "(b) tasks", "SQLite", "leasehold", "locks/s", "results.json"] {
