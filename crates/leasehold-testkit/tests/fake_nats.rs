@@ -14,12 +14,10 @@ use leasehold::env::Env;
 use leasehold::lease::StoreOptions;
 use leasehold::stores::nats::simulated::{self, Carrier, RequestErrorKind};
 use leasehold::{LockName, Locker};
-use leasehold_testkit::fakes::nats::FakeNats;
+use leasehold_testkit::fakes::nats::{EXPECTED, FakeNats};
 use leasehold_testkit::stores;
 use leasehold_testkit::stores::nats::{ask, from_base64, subject};
 use serde_json::{Value, json};
-
-const EXPECTED: &str = "Nats-Expected-Last-Subject-Sequence";
 
 /// A sequence that no message has.
 const NONE: &str = "9000000000000000";

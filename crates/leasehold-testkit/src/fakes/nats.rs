@@ -20,7 +20,7 @@ use crate::http::rfc3339;
 const OPERATION: &str = "KV-Operation";
 
 /// The header with the sequence that the last message with the subject must have.
-const EXPECTED: &str = "Nats-Expected-Last-Subject-Sequence";
+pub const EXPECTED: &str = "Nats-Expected-Last-Subject-Sequence";
 
 /// Where a client receives what it sends itself.
 pub(crate) const INBOX: &str = "/_INBOX";

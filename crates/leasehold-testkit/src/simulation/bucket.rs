@@ -10,14 +10,14 @@ use serde_json::Value;
 
 use super::LOCK;
 use super::recorder::Recorder;
-use super::wire::{Served, Wire};
+use super::wire::{Backend, Served, Wire};
 use crate::fakes::nats::FakeNats;
 use crate::machine::Machine;
 
 /// The server, and the end of the networks to it.
 pub(super) struct Bucket {
     server: Arc<FakeNats>,
-    pub(super) served: Arc<Served>,
+    served: Arc<Served>,
 }
 
 impl Bucket {
@@ -31,19 +31,22 @@ impl Bucket {
         let server = Arc::new(FakeNats::new(env.clone(), committed));
         Self { served: Arc::new(Served { server: server.clone(), env }), server }
     }
+}
 
-    /// Returns the leases, as the process on `network` uses them.
-    pub(super) fn leases(&self, network: Arc<Machine>, options: StoreOptions) -> RegisterLeases {
+impl Backend for Bucket {
+    fn leases(&self, network: Arc<Machine>, options: StoreOptions) -> RegisterLeases {
         open(Wire { network, served: self.served.clone() }, self.server.clone(), options)
     }
 
-    /// Deletes the record of the lock by hand.
-    pub(super) fn delete(&self) -> bool {
+    fn served(&self) -> Arc<Served> {
+        self.served.clone()
+    }
+
+    fn delete(&self) -> bool {
         self.server.delete(&format!("$KV.locks.{LOCK}.lock"))
     }
 
-    /// Returns the line of `lock`.
-    pub(super) fn line(&self, lock: &str) -> Option<Value> {
+    fn line(&self, lock: &str) -> Option<Value> {
         serde_json::from_slice(&self.server.value(&format!("$KV.locks.{lock}.line"))?).ok()
     }
 }

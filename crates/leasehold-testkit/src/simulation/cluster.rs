@@ -12,7 +12,7 @@ use super::LOCK;
 use super::checker::Checker;
 use super::plan::FOREIGN_LEASE;
 use super::recorder::Recorder;
-use super::wire::{Served, Wire};
+use super::wire::{Backend, Served, Wire};
 use crate::fakes::kubernetes::FakeKubernetes;
 use crate::machine::Machine;
 
@@ -22,7 +22,7 @@ const STRANGER: &str = "another client";
 /// The API server, and the end of the networks to it.
 pub(super) struct Cluster {
     server: Arc<FakeKubernetes>,
-    pub(super) served: Arc<Served>,
+    served: Arc<Served>,
 }
 
 impl Cluster {
@@ -44,22 +44,6 @@ impl Cluster {
         Self { served: Arc::new(Served { server: server.clone(), env }), server }
     }
 
-    /// Returns the leases, as the process on `network` uses them.
-    pub(super) fn leases(&self, network: Arc<Machine>, options: StoreOptions) -> RegisterLeases {
-        open(Wire { network, served: self.served.clone() }, options)
-    }
-
-    /// Deletes the Lease of the lock by hand.
-    pub(super) fn delete(&self) -> bool {
-        self.server.delete(LOCK)
-    }
-
-    /// Returns the line of `lock`.
-    pub(super) fn line(&self, lock: &str) -> Option<Value> {
-        let lease = self.server.lease(&format!("lh--line.{lock}"))?;
-        serde_json::from_str(lease["metadata"]["annotations"]["leasehold/line"].as_str()?).ok()
-    }
-
     /// Lets the other client take the lock if it may, or lead on, or resign.
     pub(super) fn other_client(&self, random: &mut fastrand::Rng, checker: &Checker, now: Duration) {
         let (seconds, drops) = (random.u64(1..=FOREIGN_LEASE.as_secs()), random.bool());
@@ -68,6 +52,25 @@ impl Cluster {
         } else if self.server.campaign(LOCK, STRANGER, seconds, drops) {
             checker.taken(LOCK, now + Duration::from_secs(seconds));
         }
+    }
+}
+
+impl Backend for Cluster {
+    fn leases(&self, network: Arc<Machine>, options: StoreOptions) -> RegisterLeases {
+        open(Wire { network, served: self.served.clone() }, options)
+    }
+
+    fn served(&self) -> Arc<Served> {
+        self.served.clone()
+    }
+
+    fn delete(&self) -> bool {
+        self.server.delete(LOCK)
+    }
+
+    fn line(&self, lock: &str) -> Option<Value> {
+        let lease = self.server.lease(&format!("lh--line.{lock}"))?;
+        serde_json::from_str(lease["metadata"]["annotations"]["leasehold/line"].as_str()?).ok()
     }
 }
 

@@ -7,12 +7,11 @@ use std::time::Duration;
 use leasehold::{LockName, Locker, Register as _};
 use tokio::task::JoinSet;
 
-use super::bucket::Bucket;
 use super::client::{self, Client};
-use super::cluster::Cluster;
-use super::items::{Items, Stranger};
+use super::items::Stranger;
 use super::plan::{FOREIGN_LEASE, Fault, Store, Workload};
 use super::trace::RECENT;
+use super::wire::Backend;
 use super::world::World;
 use super::{LOCK, Plan, SEVERAL};
 
@@ -140,11 +139,7 @@ impl Fate {
         if self.world.now() < self.world.checker.granted_last(LOCK) + RECENT {
             return;
         }
-        let World { items, cluster, bucket, .. } = &*self.world;
-        if items.as_ref().is_some_and(Items::delete)
-            || cluster.as_ref().is_some_and(Cluster::delete)
-            || bucket.as_ref().is_some_and(Bucket::delete)
-        {
+        if self.world.backend().is_some_and(Backend::delete) {
             self.world.checker.deleted(LOCK);
             return;
         }

@@ -20,7 +20,7 @@ use super::LOCK;
 use super::checker::Checker;
 use super::plan::FOREIGN_LEASE;
 use super::recorder::Recorder;
-use super::wire::{Served, Wire};
+use super::wire::{Backend, Served, Wire};
 use crate::fakes::dynamodb::{FakeDynamoDb, Item, TARGET};
 use crate::machine::Machine;
 
@@ -41,7 +41,7 @@ mod simulated {
 /// The table, and its end of the networks.
 #[derive(Debug)]
 pub(super) struct Items {
-    pub(super) served: Arc<Served>,
+    served: Arc<Served>,
     server: Arc<FakeDynamoDb>,
 }
 
@@ -64,9 +64,10 @@ impl Items {
         let server = Arc::new(server);
         Self { served: Arc::new(Served { server: server.clone(), env }), server }
     }
+}
 
-    /// Opens leases on the table, which `network` reaches.
-    pub(super) fn leases(&self, network: Arc<Machine>, options: StoreOptions) -> RegisterLeases {
+impl Backend for Items {
+    fn leases(&self, network: Arc<Machine>, options: StoreOptions) -> RegisterLeases {
         let wire = Arc::new(Wire { network, served: self.served.clone() });
         let carry: Arc<Carry> = Arc::new(move |operation, body| {
             let wire = wire.clone();
@@ -75,14 +76,16 @@ impl Items {
         simulated::leases(carry, options).unwrap_or_else(|error| unreachable!("no table: {error}"))
     }
 
-    /// Returns the line of `lock`.
-    pub(super) fn line(&self, lock: &str) -> Option<Value> {
+    fn line(&self, lock: &str) -> Option<Value> {
         let item = self.server.item(&format!("{lock}//line"))?;
         serde_json::from_str(item.get("line")?["S"].as_str()?).ok()
     }
 
-    /// Deletes the item of the lock by hand. Returns whether there was one.
-    pub(super) fn delete(&self) -> bool {
+    fn served(&self) -> Arc<Served> {
+        self.served.clone()
+    }
+
+    fn delete(&self) -> bool {
         let is_there = self.server.item(LOCK).is_some();
         self.server.answer("DeleteItem", &json!({"Key": {"key": {"S": LOCK}}}));
         is_there

@@ -8,15 +8,17 @@ use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use http::header::{DATE, HeaderName, HeaderValue};
 use http::{Method, Request, Response, Uri};
-use leasehold::ErrorKind;
 use leasehold::clock::StoreTime;
 use leasehold::env::Env;
 use leasehold::error::{Fault, StoreError};
+use leasehold::lease::StoreOptions;
 use leasehold::register::{
     Body, Deleted, Head, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
 };
 use leasehold::stores::memory::MemoryRegister;
+use leasehold::{ErrorKind, RegisterLeases};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::fakes::Server;
 use crate::http::http_date;
@@ -36,6 +38,21 @@ pub(super) struct Served {
     pub(super) server: Arc<dyn Server>,
     /// With the server's clock.
     pub(super) env: Env,
+}
+
+/// A server in memory that has the locks of a history, and is reached by the store's own requests.
+pub(super) trait Backend {
+    /// Returns the leases, as the process on `network` uses them.
+    fn leases(&self, network: Arc<Machine>, options: StoreOptions) -> RegisterLeases;
+
+    /// Returns the end of the networks to it.
+    fn served(&self) -> Arc<Served>;
+
+    /// Deletes the record of the lock by hand. Returns whether there was one.
+    fn delete(&self) -> bool;
+
+    /// Returns the line of `lock`.
+    fn line(&self, lock: &str) -> Option<Value>;
 }
 
 /// A response, as it travels.

@@ -131,17 +131,13 @@ impl Client {
                 vec![LONGEST_POLL.as_millis() as u64; waiters]
             }
             None => {
-                let line: serde_json::Value =
-                    match (&self.world.items, &self.world.cluster, &self.world.bucket) {
-                        (Some(items), ..) => items.line(lock).unwrap_or_default(),
-                        (_, Some(cluster), _) => cluster.line(lock).unwrap_or_default(),
-                        (.., Some(bucket)) => bucket.line(lock).unwrap_or_default(),
-                        _ => {
-                            let line = self.world.register.inner.read(&format!("{lock}.line")).await;
-                            let Ok(Some(line)) = line else { return Duration::ZERO };
-                            serde_json::from_slice(&line.value).unwrap_or_default()
-                        }
-                    };
+                let line: serde_json::Value = if let Some(backend) = self.world.backend() {
+                    backend.line(lock).unwrap_or_default()
+                } else {
+                    let line = self.world.register.inner.read(&format!("{lock}.line")).await;
+                    let Ok(Some(line)) = line else { return Duration::ZERO };
+                    serde_json::from_slice(&line.value).unwrap_or_default()
+                };
                 let waiters = line["waiters"].as_array().into_iter().flatten();
                 waiters.filter_map(|waiter| waiter["polls_ms"].as_u64()).collect()
             }

@@ -21,6 +21,7 @@ use super::network::Network;
 use super::plan::{Fault, Plan, Store};
 use super::recorder::Recorder;
 use super::trace::{self, Judge, Trace, Traced};
+use super::wire::Backend;
 use crate::fault::{Chaos, FaultyRegister};
 use crate::layer::LeaseLayered;
 use crate::machine::Machine;
@@ -44,7 +45,7 @@ pub(super) struct World {
     /// The Kubernetes cluster with the locks, if there is one.
     pub(super) cluster: Option<Cluster>,
     /// The bucket of NATS with the locks, if they are in one.
-    pub(super) bucket: Option<Bucket>,
+    bucket: Option<Bucket>,
     /// The resource that holders write to.
     resource: Arc<Recorder>,
     links: Mutex<Vec<Link>>,
@@ -208,14 +209,12 @@ impl World {
         let StoreOptions { env, store_clock, margin, .. } = options.clone();
         let (trace, store_us) = (self.trace.clone(), AtomicU64::new(0));
         let traced = Traced { trace, process, env, store_clock, margin, store_us };
-        let leases = match (self.plan.store, &self.items, &self.cluster, &self.bucket) {
-            (_, Some(items), ..) => items.leases(register, options),
-            (_, _, Some(cluster), _) => cluster.leases(register, options),
-            (.., Some(bucket)) => bucket.leases(register, options),
-            (Store::Server, ..) => server::leases(register, options),
-            (Store::Table, ..) => server::leases_of_table(register, self.plan.failover_grace(), options)
+        let leases = match (self.plan.store, self.backend()) {
+            (_, Some(backend)) => backend.leases(register, options),
+            (Store::Server, _) => server::leases(register, options),
+            (Store::Table, _) => server::leases_of_table(register, self.plan.failover_grace(), options)
                 .unwrap_or_else(|error| unreachable!("no table: {error}")),
-            (Store::Objects, ..) => RegisterLeases::by_existence(register, options),
+            (Store::Objects, _) => RegisterLeases::by_existence(register, options),
             _ => RegisterLeases::new(register, options),
         };
         Arc::new(leases.tapped(Arc::new(traced)))
@@ -231,13 +230,18 @@ impl World {
         }
     }
 
+    /// Returns the server that has the locks, if the store's own requests reach one.
+    pub(super) fn backend(&self) -> Option<&dyn Backend> {
+        let items = self.items.as_ref().map(|items| items as &dyn Backend);
+        let cluster = self.cluster.as_ref().map(|cluster| cluster as &dyn Backend);
+        items.or(cluster).or_else(|| self.bucket.as_ref().map(|bucket| bucket as &dyn Backend))
+    }
+
     fn locks(&self) -> Arc<dyn Register> {
-        match (&self.server, &self.items, &self.cluster, &self.bucket) {
-            (Some(server), ..) => server.clone(),
-            (_, Some(items), ..) => items.served.clone(),
-            (_, _, Some(cluster), _) => cluster.served.clone(),
-            (.., Some(bucket)) => bucket.served.clone(),
-            _ => self.register.clone(),
+        match (&self.server, self.backend()) {
+            (Some(server), _) => server.clone(),
+            (None, Some(backend)) => backend.served(),
+            (None, None) => self.register.clone(),
         }
     }
 
