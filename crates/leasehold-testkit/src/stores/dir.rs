@@ -77,7 +77,7 @@ impl TestStore for Dir {
     }
 
     fn bench(&self) -> Bench {
-        Bench { title: "a directory", scenarios: "abcdefi", server: None }
+        Bench { title: "a directory", scenarios: "abcdefij", server: None }
     }
 }
 

@@ -99,7 +99,7 @@ impl TestStore for Etcd {
     fn bench(&self) -> Bench {
         Bench {
             title: "etcd (one member)",
-            scenarios: "abcdefgi",
+            scenarios: "abcdefgij",
             server: Some(|folder: &Path| {
                 Box::pin(async move { Ok(Box::new(Cluster::start_below(folder, 1).await) as _) })
             }),

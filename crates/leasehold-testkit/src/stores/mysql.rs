@@ -105,7 +105,7 @@ impl TestStore for Mysql {
     fn bench(&self) -> Bench {
         Bench {
             title: "MariaDB",
-            scenarios: "abcdefi",
+            scenarios: "abcdefij",
             server: Some(|folder: &Path| {
                 Box::pin(async move { Ok(Box::new(MariadbServer::start_below(folder).await?) as _) })
             }),

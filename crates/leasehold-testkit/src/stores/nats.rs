@@ -75,7 +75,7 @@ impl TestStore for Nats {
     fn bench(&self) -> Bench {
         Bench {
             title: "NATS (one server)",
-            scenarios: "abcdefi",
+            scenarios: "abcdefij",
             server: Some(|folder: &Path| {
                 Box::pin(async move {
                     let server = Launched::start(&NatsServer, folder).await?;

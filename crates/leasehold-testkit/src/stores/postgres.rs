@@ -112,7 +112,7 @@ impl TestStore for Postgres {
     fn bench(&self) -> Bench {
         Bench {
             title: "PostgreSQL",
-            scenarios: "abcdefi",
+            scenarios: "abcdefij",
             server: Some(|folder: &Path| {
                 Box::pin(async move { Ok(Box::new(PostgresServer::start_below(folder).await?) as _) })
             }),

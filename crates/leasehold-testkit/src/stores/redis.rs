@@ -150,7 +150,7 @@ impl TestStore for Redis {
     fn bench(&self) -> Bench {
         Bench {
             title: "Redis",
-            scenarios: "abcdefi",
+            scenarios: "abcdefij",
             server: Some(|folder: &Path| {
                 Box::pin(async move {
                     let server = Launched::start(&RedisServer::KEEPING, folder).await?;
@@ -163,7 +163,7 @@ impl TestStore for Redis {
     fn other_benches(&self) -> &'static [(&'static str, Bench)] {
         const CLUSTER: Bench = Bench {
             title: "Redis Cluster",
-            scenarios: "abcdf",
+            scenarios: "abcdfj",
             server: Some(|folder: &Path| {
                 Box::pin(async move { Ok(Box::new(cluster::Announced::start(folder).await?) as _) })
             }),

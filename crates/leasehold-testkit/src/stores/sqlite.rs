@@ -76,7 +76,7 @@ impl TestStore for Sqlite {
     }
 
     fn bench(&self) -> Bench {
-        Bench { title: "SQLite (a file)", scenarios: "abcdefgi", server: None }
+        Bench { title: "SQLite (a file)", scenarios: "abcdefgij", server: None }
     }
 }
 
