@@ -49,6 +49,7 @@ struct Message {
     sequence: u64,
     headers: String,
     payload: Bytes,
+    stored_us: u64,
 }
 
 impl Message {
@@ -115,10 +116,10 @@ impl FakeNats {
         } else if subject.starts_with("$JS.API.STREAM.MSG.GET.") {
             let subject = question["last_by_subj"].as_str().unwrap_or_default();
             return match state.messages.get(subject) {
-                Some(Message { sequence, headers, payload }) => {
+                Some(Message { sequence, headers, payload, stored_us }) => {
                     let hdrs = base64(format!("NATS/1.0\r\n{headers}\r\n").as_bytes());
                     let mut message = json!({
-                        "subject": subject, "seq": sequence, "hdrs": hdrs, "time": rfc3339(self.env.now().wall_us()),
+                        "subject": subject, "seq": sequence, "hdrs": hdrs, "time": rfc3339(*stored_us),
                     });
                     if !payload.is_empty() {
                         message["data"] = base64(payload).into();
@@ -149,7 +150,8 @@ impl FakeNats {
     /// Stores a message, and publishes its copy.
     fn put(&self, state: &mut State, subject: &str, headers: String, payload: Bytes) -> Message {
         state.sequence += 1;
-        let message = Message { sequence: state.sequence, headers, payload: payload.clone() };
+        let stored_us = self.env.now().wall_us();
+        let message = Message { sequence: state.sequence, headers, payload: payload.clone(), stored_us };
         state.messages.insert(subject.to_owned(), message.clone());
         // There may be no subscriber.
         let _ = self.copies.send((subject.replacen("$KV", "leasehold", 1), payload));

@@ -211,8 +211,9 @@ impl Checker {
         let failed_over = checked.history.failovers > 0;
         let lock = checked.of(name);
         let known = lock.grants.get(&write.token).is_some_and(|granted| granted.id == write.grant);
-        if known && failed_over && lock.evicted.contains(&write.token) {
-            // A failover has undone the eviction, as documented. Checks of such a grant are excused.
+        if known && failed_over {
+            // The failover has lost the end of this grant and the grants after it, and a renewal that was sent before the end
+            // arrives. If the end was an eviction, checks of the grant are excused, as documented.
             lock.grant.clone_from(&grant);
         }
         if grant == lock.grant && write.unconfirmed {

@@ -33,14 +33,18 @@ pub(super) struct Recorder {
     trace: Option<Arc<Trace>>,
 }
 
-/// Returns a record without the mark that processes wait.
-fn unmarked(bytes: &[u8]) -> serde_json::Value {
-    let mut record: serde_json::Value = serde_json::from_slice(bytes).unwrap_or_default();
-    if let Some(fields) = record.as_object_mut() {
+/// Returns whether `after` differs from `before` only in the mark that processes wait, and in a later time: on NATS, a
+/// lease counts as renewed when it was stored.
+fn marks(before: &[u8], after: &[u8]) -> bool {
+    let fields = |bytes| {
+        let mut fields: serde_json::Map<_, _> = serde_json::from_slice(bytes).unwrap_or_default();
         // A field that is false may be left out.
         fields.retain(|name, value| name != "awaited" && *value != false);
-    }
-    record
+        let renewed_us = fields.remove("renewed_at_us").and_then(|us| us.as_u64());
+        (fields, renewed_us)
+    };
+    let (before, after) = (fields(before), fields(after));
+    before.0 == after.0 && before.1 <= after.1
 }
 
 impl Recorder {
@@ -77,8 +81,7 @@ impl Recorder {
             let in_content = content.split(' ').next().and_then(|token| token.parse().ok());
             self.checker.accepted(token.or(in_content).unwrap_or(0), &content);
         } else if let Some((name, record)) = lock_name(key).zip(Record::parse(bytes, Some(version))) {
-            let is_mark =
-                record.awaited && before.is_some_and(|(before, _)| unmarked(before) == unmarked(bytes));
+            let is_mark = record.awaited && before.is_some_and(|(before, _)| marks(before, bytes));
             if !((before.is_none() || is_mark) && self.deletes) {
                 self.checker
                     .applied(key, &format!("{}{}", record.nonce, if is_mark { " awaited" } else { "" }));

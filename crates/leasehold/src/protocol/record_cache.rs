@@ -90,6 +90,10 @@ impl RecordCache {
                 if observation.line.is_none() {
                     observation.line.clone_from(&earlier.line);
                 }
+                // The mark of a waiter is no renewal, although NATS gives its time as that of the record.
+                if earlier.version == observation.version && earlier.record.renewed_at_us.is_some() {
+                    observation.record.renewed_at_us = earlier.record.renewed_at_us;
+                }
                 if earlier.sign_of_life() == observation.sign_of_life() {
                     observation.unchanged_for =
                         if late { earlier.unchanged_for } else { earlier.unchanged_for(now) };
@@ -177,6 +181,24 @@ mod tests {
             known.see(&name, record, Version::new("1"), at(seen_at));
         }
         assert_eq!(known.recall(&name).unwrap().unchanged_for(at(20)), Duration::from_secs(2));
+    }
+
+    /// NATS gives the time at which a mark was stored as the time of the record.
+    #[test]
+    fn a_mark_on_a_record_is_no_renewal() {
+        let golden = include_bytes!("../../tests/records/1-held.json");
+        let Content::Record(record) = parse(golden).unwrap() else { panic!("foreign") };
+        let (known, name) = (RecordCache::default(), LockName::new("x").unwrap());
+        let see = |version: &str, renewed_at_us| {
+            let record = Record { renewed_at_us, ..(*record).clone() };
+            known.see(&name, record, Version::new(version), Moment::from_raw(0, 0)).record.renewed_at_us
+        };
+        assert_eq!(see("1", Some(5)), Some(5));
+        // This process writes the mark, and then reads it.
+        assert_eq!((see("2", Some(5)), see("2", Some(7))), (Some(5), Some(5)));
+        assert_eq!(see("3", Some(9)), Some(9));
+        // On some stores, a process adds the time without a new version.
+        assert_eq!((see("4", None), see("4", Some(11))), (None, Some(11)));
     }
 
     #[test]

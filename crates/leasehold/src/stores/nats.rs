@@ -31,7 +31,7 @@ use self::config::Location;
 use self::connect::options;
 use self::keys::Keys;
 use self::links::Links;
-use self::message::{Last, OPERATION, answer};
+use self::message::{Last, OPERATION, answer, renewed_when_stored};
 use super::pages::{self, Page};
 use crate::clock::StoreTime;
 use crate::diagnosis::Examined;
@@ -183,12 +183,18 @@ impl Drop for Bucketed {
 #[async_trait]
 impl Register for Bucketed {
     async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
-        let Some(Last { revision, value: Some(value) }) = self.last(key).await? else { return Ok(None) };
+        let Some(Last { revision, stored_us, value: Some(value) }) = self.last(key).await? else {
+            return Ok(None);
+        };
         if value.len() > MAX_VALUE_BYTES {
             let message =
                 format!("the value of a key has more than {MAX_VALUE_BYTES} bytes, so it is no lock");
             return Err(Fault::new(ErrorKind::Corrupt, message).not_applied());
         }
+        let value = match stored_us {
+            Some(stored_us) => renewed_when_stored(value, stored_us),
+            None => value,
+        };
         Ok(Some(VersionedValue { value, version: version(revision), metadata: Metadata::default() }))
     }
 
@@ -199,7 +205,7 @@ impl Register for Bucketed {
                 Some(revision) => Some(revision),
                 // The key was deleted, which left a marker, or it exists. The first write certainly had no effect.
                 None => match self.last(key).await? {
-                    Some(Last { revision, value: None }) => {
+                    Some(Last { revision, value: None, .. }) => {
                         self.put(key, &revision.to_string(), None, body.bytes).await?
                     }
                     _ => None,

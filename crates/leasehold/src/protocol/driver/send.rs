@@ -40,7 +40,9 @@ impl RegisterLeases {
                     let is_awaited = line.waiting(record).next().is_some();
                     record.awaited = is_awaited;
                 }
-                Some(self.cache.see_with_line(name, (**record).clone(), version, line, at))
+                let observation = self.cache.see_with_line(name, (**record).clone(), version, line, at);
+                record.renewed_at_us = observation.record.renewed_at_us;
+                Some(observation)
             }
             Content::Foreign { .. } => {
                 self.cache.forget(name);

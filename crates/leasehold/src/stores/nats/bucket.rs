@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::errors::Refusal;
 use super::keys::{Copies, Keys};
 use super::link::Link;
-use super::message::answer;
+use super::message::{answer, micros};
 use crate::error::{ErrorKind, Fault, StoreError};
 
 /// The oldest supported server. The leader of an older cluster can accept two writes that expect the same revision: at
@@ -78,8 +78,7 @@ impl Bucket {
 
     /// Returns the time in the response, in microseconds since the Unix epoch.
     pub(super) fn time_us(&self) -> Option<u64> {
-        let time: jiff::Timestamp = self.ts.as_ref()?.parse().ok()?;
-        u64::try_from(time.as_microsecond()).ok()
+        micros(self.ts.as_ref()?)
     }
 
     fn number(&self, setting: &str) -> i64 {
