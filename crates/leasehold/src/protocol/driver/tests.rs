@@ -1,13 +1,14 @@
 //! Tests of the driver by itself. The tests of its requests to a store are in `tests/protocol.rs`.
 
+use std::future::pending;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::super::records::{Found, Refusal, Written};
 use super::hold::is_late_grant;
 use super::*;
-use crate::clock::TestClock;
-use crate::lease::{Holder, State};
+use crate::clock::{TestClock, timeout};
+use crate::lease::{Holder, State, Watch};
 use crate::proof::flawed::{Flaw, store};
 use crate::register::Precondition;
 use crate::stores::memory::MemoryRegister;
@@ -142,6 +143,9 @@ struct Replaced {
     claims: Claims,
     /// The number of claims that were sent without a read.
     unread: AtomicUsize,
+    reads: AtomicUsize,
+    /// Whether the store reports every lock as free.
+    reports: AtomicBool,
     /// Whether the response to such a claim is lost.
     loses_unread: AtomicBool,
     /// Whether other clients use the records too.
@@ -152,12 +156,15 @@ struct Replaced {
 
 impl Replaced {
     fn new(claims: Claims) -> Arc<Self> {
+        let env = Env::seeded(Arc::new(TestClock::default()), 1);
         Arc::new(Self {
-            records: JsonRecords::new(Arc::new(MemoryRegister::new(Env::system()))),
+            records: JsonRecords::new(Arc::new(MemoryRegister::new(env))),
             loses_next: AtomicBool::new(false),
             behind: Mutex::default(),
             claims,
             unread: AtomicUsize::new(0),
+            reads: AtomicUsize::new(0),
+            reports: AtomicBool::new(false),
             loses_unread: AtomicBool::new(false),
             is_shared: AtomicBool::new(false),
             is_unsafe: AtomicBool::new(false),
@@ -168,7 +175,14 @@ impl Replaced {
 #[async_trait]
 impl Records for Replaced {
     async fn read(&self, name: &LockName) -> Result<Option<Found>, StoreError> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
         self.records.read(name).await
+    }
+
+    async fn freed(&self, _: &LockName, _: Option<Id>) {
+        if !self.reports.load(Ordering::SeqCst) {
+            pending().await
+        }
     }
 
     async fn write(
@@ -307,6 +321,27 @@ async fn nothing_is_written_to_a_store_that_fails_its_check() {
         let there = records.read(&name()).await.unwrap().unwrap();
         assert!(matches!(there.content, Content::Record(record) if record.heartbeat == 0), "as it was");
     }
+}
+
+/// A store may report again and again what is outdated. Then each pause costs one more poll.
+#[tokio::test(start_paused = true)]
+async fn reports_that_a_lock_is_free_cause_polls_but_no_storm() {
+    let mut reads = Vec::new();
+    for reports in [false, true] {
+        let records = Replaced::new(Claims::Never);
+        granted(&RegisterLeases::on(records.clone(), StoreOptions::default())).await;
+        records.reports.store(reports, Ordering::SeqCst);
+        let leases = RegisterLeases::on(records.clone(), StoreOptions::default());
+        let claim = Claim::new(leases.env(), name(), Ttl::DEFAULT, Holder::default());
+        let AcquireOutcome::Held(held) = leases.try_acquire(&claim).await.unwrap() else {
+            panic!("it was granted before");
+        };
+        records.reads.store(0, Ordering::SeqCst);
+        let waiting = leases.changed(&claim.name, &held);
+        assert!(timeout(&*leases.env().clock, Duration::from_secs(5), waiting).await.is_none(), "it is held");
+        reads.push(records.reads.load(Ordering::SeqCst));
+    }
+    assert!(reads[0] >= 5 && (reads[0] * 3 / 2..reads[0] * 3).contains(&reads[1]), "{reads:?}");
 }
 
 #[tokio::test]
