@@ -140,6 +140,8 @@ struct Replaced {
     loses_next: AtomicBool,
     /// The record of the other server, until it is promoted.
     behind: Mutex<Option<Box<Record>>>,
+    /// Whether no write ever becomes durable.
+    never_settles: AtomicBool,
     claims: Claims,
     /// The number of claims that were sent without a read.
     unread: AtomicUsize,
@@ -161,6 +163,7 @@ impl Replaced {
             records: JsonRecords::new(Arc::new(MemoryRegister::new(env))),
             loses_next: AtomicBool::new(false),
             behind: Mutex::default(),
+            never_settles: AtomicBool::new(false),
             claims,
             unread: AtomicUsize::new(0),
             reads: AtomicUsize::new(0),
@@ -216,6 +219,9 @@ impl Records for Replaced {
     }
 
     async fn settle(&self, name: &LockName, version: Option<&Version>) -> Result<bool, StoreError> {
+        if self.never_settles.load(Ordering::SeqCst) {
+            return Ok(false);
+        }
         let behind = self.behind.lock().unwrap().take();
         let mut there = self.read(name).await?.unwrap();
         if let Some(record) = behind {
@@ -280,6 +286,18 @@ async fn a_write_that_the_promoted_server_lacks_is_not_reported() {
     lose_next();
     assert_eq!(leases.evict(&name(), grant.token, None).await.unwrap(), Evicted::Evicted);
     assert_eq!(there().await.state, RecordState::Free, "the eviction");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_that_never_becomes_durable_ends_in_an_error() {
+    let records = Replaced::new(Claims::Never);
+    let leases = RegisterLeases::on(records.clone(), StoreOptions::default());
+    leases.release(&mut granted(&leases).await, None).await.unwrap();
+    records.never_settles.store(true, Ordering::SeqCst);
+    records.loses_next.store(true, Ordering::SeqCst);
+    let claim = Claim::new(leases.env(), name(), Ttl::DEFAULT, Holder::default());
+    let unsettled = leases.try_acquire(&claim).await;
+    assert!(matches!(unsettled, Err(StoreError::MaybeApplied(_))), "{unsettled:?}");
 }
 
 /// Rule 10: the server counts the token of such a claim, so it may be any token below that of the holder.
