@@ -164,6 +164,7 @@ async fn a_create_with_a_lost_response_is_recognised() {
     one.network.next_write(Outcome::AppliedLost);
     let mut grant = one.granted().await;
     assert_eq!(one.network.counts().writes, 1, "it is not written again");
+    one.env.sleep(SECOND * 4).await; // A search for late creates would have found it by now.
     assert_eq!(two.held().await.token, Some(grant.token));
     one.renew(&mut grant).await;
     assert_eq!(one.release(&mut grant).await, Released::Released);

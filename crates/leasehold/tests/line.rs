@@ -78,6 +78,11 @@ async fn a_free_lock_is_reserved_for_the_first_waiter() {
         assert_eq!(newcomer.holder.as_ref().map(|holder| &*holder.name), Some("waiter-2"));
         assert!(newcomer.to_string().contains("reserved for waiter-2@"), "{newcomer}");
     }
+    let earlier = holder.held().await;
+    holder.env.sleep(SECOND / 10).await;
+    let later = holder.held().await;
+    assert_eq!(later.free_for.unwrap() - earlier.free_for.unwrap(), SECOND / 10);
+    assert_eq!(earlier.lapses_within.unwrap() - later.lapses_within.unwrap(), SECOND / 10);
     let mut grant = first.granted().await;
     first.release(&mut grant).await;
     holder.granted().await;
@@ -96,6 +101,9 @@ async fn an_inspection_reads_the_line_only_if_a_process_waits() {
         assert_eq!(other.leases.inspect(&name()).await.unwrap().waiters.len(), waiters);
         assert_eq!(other.network.counts().total(), 1 + waiters);
     }
+    other.env.sleep(SECOND * 10).await;
+    let waited = other.leases.inspect(&name()).await.unwrap().waiters[0].waited.unwrap();
+    assert!((SECOND * 8..=SECOND * 11).contains(&waited), "{waited:?}");
 }
 
 #[tokio::test(start_paused = true)]

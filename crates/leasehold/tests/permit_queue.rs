@@ -147,6 +147,7 @@ async fn a_free_permit_is_reserved_for_the_lease_of_a_dead_first() {
     let error = semaphore(&newcomer, "newcomer").try_acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Held);
     assert!(error.to_string().contains("reserved for waiter-0@"), "{error}");
+    assert_eq!(error.holder().unwrap().held_for, None, "the first holds no permit");
     let guard = semaphore(&newcomer, "newcomer").acquire().await.unwrap();
     let waited = world.clock.now().longest_since(released);
     let most = QUEUE_TTL.mul_f64(1.1) + 2 * POLL_INTERVAL.max;

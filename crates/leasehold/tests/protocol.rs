@@ -330,6 +330,23 @@ async fn rule_10_a_conflict_of_a_doubled_request_proves_nothing() {
     }
 }
 
+/// Until the store accepts requests again, others get the lock twice. Their tokens are above that of the refused write.
+#[tokio::test(start_paused = true)]
+async fn rule_10_a_write_that_was_refused_for_now_is_no_loss() {
+    let world = World::new();
+    let (client, other) = (world.observer(1), world.observer(2));
+    let mut seed = other.granted().await;
+    other.leases.release(&mut seed, None).await.unwrap();
+    client.network.next_write(Outcome::Throttled(SECOND * 3));
+    let others = async {
+        client.network.until(|counts| counts.writes == 1).await;
+        let mut grant = other.granted().await;
+        other.leases.release(&mut grant, None).await.unwrap();
+        other.granted().await
+    };
+    tokio::join!(client.held(), others);
+}
+
 /// Renews the record as a copy of the holder would, if its machine were cloned while it ran.
 async fn renewed_by_a_copy(world: &World) {
     world

@@ -107,9 +107,12 @@ impl Client {
 async fn each_step_is_one_request() {
     let world = World::new();
     let (one, two) = (world.client(1).await, world.client(2).await);
+    let mut last = None;
     for _ in 0..3 {
         let mut grant = one.granted(&one.claim()).await;
         assert_eq!(one.requests(), 1, "acquire");
+        assert!(last.is_none() || grant.after == last, "the tokens in between are its own: {grant:?}");
+        last = Some(grant.token);
         assert!(one.renews(&mut grant).await);
         assert_eq!(one.requests(), 1, "renew");
         two.refused(&two.claim()).await;
@@ -221,6 +224,7 @@ async fn a_holder_continues_after_the_server_lost_its_renewal() {
     let world = World::with_grace(2 * TTL);
     let (one, two) = (world.client(1).await, world.client(2).await);
     let mut grant = one.granted(&one.claim()).await;
+    assert!(one.renews(&mut grant).await);
     world.clock.sleep(10 * SECOND).await;
     assert!(one.renews(&mut grant).await);
     world.server.fail_over(5 * SECOND, Duration::ZERO);

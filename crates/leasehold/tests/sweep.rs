@@ -90,6 +90,31 @@ async fn a_sweep_with_a_lost_response_reports_the_deletion() {
     }
 }
 
+/// The first delete arrives after the second was sent, which then finds no record.
+#[tokio::test(start_paused = true)]
+async fn a_sweep_whose_first_delete_comes_late_reports_the_deletion() {
+    let world = World::new();
+    let (_, sweeper, _) = old(&world).await;
+    sweeper.network.next_delete(Outcome::HeldBack);
+    sweeper.network.next_delete(Outcome::Stalled);
+    let network = sweeper.network.clone();
+    let swept = tokio::spawn(async move { sweep(&sweeper).await });
+    network.until(|counts| counts.deletes == 2).await;
+    network.deliver_all().await;
+    assert_eq!(swept.await.unwrap(), Swept::Deleted);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sweep_that_deletes_nothing_does_not_report_a_deletion() {
+    let world = World::new();
+    let (_, sweeper, _) = old(&world).await;
+    sweeper.network.next_delete(Outcome::Denied);
+    let refused = sweeper.leases.sweep(&name(), DAY, false).await.unwrap_err();
+    assert_eq!((refused.fault().kind, sweeper.network.counts().deletes), (ErrorKind::Denied, 1));
+    world.delete().await;
+    assert_eq!(sweep(&sweeper).await, Swept::Kept, "there is none");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_dry_run_and_a_young_record_send_no_delete() {
     let world = World::new();

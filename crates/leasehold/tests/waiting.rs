@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::common::{POLL_INTERVAL, Paced, TTL, World, contender_span, granted, name};
 use leasehold::clock::{Clock, TestClock, timeout};
 use leasehold::env::Env;
-use leasehold::lease::{Claim, LeaseStore, StoreOptions, Ttl, Watch};
+use leasehold::lease::{AcquireOutcome, Claim, LeaseStore, StoreOptions, Ttl, Watch};
 use leasehold::register::Register;
 use leasehold::{Holder, Locker, RegisterLeases};
 use leasehold_testkit::fault::{FaultyRegister, Kind, Outcome};
@@ -183,5 +183,25 @@ async fn a_waiter_is_woken_when_a_cooldown_begins() {
     holder.leases.release(&mut grant, Some(SECOND * 600)).await.unwrap();
     let name = name();
     let told = timeout(&*waiter.clock, SECOND * 10, waiter.leases.changed(&name, &held)).await;
+    told.expect("the waiter does not notice the rest").unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_in_the_line_is_woken_when_a_cooldown_begins() {
+    let world = World::new();
+    let (holder, waiter) = (world.observer(1), world.observer(2));
+    let mut grant = holder.granted().await;
+    let mut claim = waiter.claim();
+    claim.waits = true;
+    let refused = async || match waiter.leases.try_acquire(&claim).await.unwrap() {
+        AcquireOutcome::Held(held) => held,
+        other => panic!("not held: {other:?}"),
+    };
+    let held = refused().await;
+    waiter.leases.turn(&claim, &held).await.unwrap();
+    let held = refused().await;
+    assert_eq!(held.ahead, Some(0), "it is in the line");
+    holder.leases.release(&mut grant, Some(SECOND * 600)).await.unwrap();
+    let told = timeout(&*waiter.clock, SECOND * 10, waiter.leases.turn(&claim, &held)).await;
     told.expect("the waiter does not notice the rest").unwrap();
 }

@@ -282,6 +282,7 @@ async fn a_good_store_is_safe_measured_and_left_as_it_was() {
     assert_eq!(measured, ["acquire", "renew", "inspect", "release"]);
     assert_eq!(report.smallest_ttl_ms, Some(1_000));
     assert_eq!(report.finding("clean-up").unwrap().verdict, CheckStatus::Passed);
+    assert_eq!(report.finding("store-clock").unwrap().verdict, CheckStatus::Passed);
     assert!(report.finding("order").unwrap().seen.contains("NAME.line"));
     assert_eq!(store.list("").try_collect::<Vec<_>>().await.unwrap(), []);
 }

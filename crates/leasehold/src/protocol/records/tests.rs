@@ -10,7 +10,7 @@ use futures_util::stream::{self, BoxStream, StreamExt};
 
 use super::super::record::{Content, Record, RecordState};
 use super::{Claims, Found, Records, Refusal, Written};
-use crate::clock::{Clock, StoreClock, StoreTime, TestClock};
+use crate::clock::{Clock, Moment, StoreClock, StoreTime, TestClock};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
@@ -49,6 +49,8 @@ struct Table {
     next_token: Mutex<Option<u64>>,
     /// Whether a waiter changes no version.
     hides_waiters: bool,
+    /// How long the responses to writes take, according to their `Date`.
+    delay: Duration,
 }
 
 #[derive(Clone, Debug)]
@@ -81,11 +83,14 @@ struct Client {
 }
 
 impl Client {
-    fn answered(&self) {
+    /// A response has arrived, `delay` after its request.
+    fn answered(&self, delay: Duration) {
         *self.answered.lock().unwrap() = true;
         if let Some(dated) = &self.dated {
             let now = self.env.now();
-            dated.observe(now.wall_us() / 1_000_000 * 1_000_000, Duration::from_secs(1), now, now);
+            let sent_us = now.wall_us() - delay.as_micros() as u64;
+            let sent = Moment::from_raw((now.since_boot() - delay).as_nanos() as u64, sent_us as i64 * 1_000);
+            dated.observe(now.wall_us() / 1_000_000 * 1_000_000, Duration::from_secs(1), sent, now);
         }
     }
 
@@ -107,7 +112,7 @@ impl Client {
         if harm == Some(Harm::AnswerLost) {
             return Err(lost());
         }
-        self.answered();
+        self.answered(self.table.delay);
         Ok(written)
     }
 }
@@ -139,7 +144,7 @@ fn refused(row: Option<&Row>) -> Written {
 impl Records for Client {
     async fn read(&self, name: &LockName) -> Result<Option<Found>, StoreError> {
         self.table.log.lock().unwrap().push("read");
-        self.answered();
+        self.answered(Duration::ZERO);
         Ok(self.table.rows.lock().unwrap().get(name).map(Row::found))
     }
 
@@ -472,6 +477,40 @@ async fn tokens_rise_although_another_client_deletes_on_release() {
     };
     let (first, second) = futures_util::future::join(first, second).await;
     assert!(second > first, "{second} after {first}");
+}
+
+/// A wait for a certain token is no trouble with the store.
+#[tokio::test(start_paused = true)]
+async fn a_lost_response_after_a_wait_for_a_token_is_resolved() {
+    let world = World::new();
+    let client = world.client_with(Some(StoreClock::default()));
+    let mut claim = claim(&client);
+    claim.store_timeout = Duration::from_millis(500);
+    let began = world.clock.now();
+    let lost = async {
+        while !world.table.log.lock().unwrap().contains(&"write") {
+            tokio::task::yield_now().await;
+        }
+        world.harm(Harm::AnswerLost);
+    };
+    let (verdict, ()) = futures_util::future::join(client.try_acquire(&claim), lost).await;
+    assert!(matches!(verdict, Ok(AcquireOutcome::Granted(_))), "{verdict:?}");
+    assert!(world.clock.now().longest_since(began) > claim.store_timeout, "no wait");
+}
+
+/// A slow response leaves the store's time uncertain by more than a `Date` explains.
+#[tokio::test(start_paused = true)]
+async fn a_token_after_a_slow_response_comes_from_another_response() {
+    let world = World {
+        table: Arc::new(Table { delay: Duration::from_secs(9), ..Table::default() }),
+        clock: Arc::default(),
+    };
+    world.clock.sleep(Duration::from_secs(60)).await;
+    let client = world.client_with(Some(StoreClock::default()));
+    let began = world.clock.now();
+    granted(&client).await;
+    assert_eq!(world.requests(), ["claim", "write", "read", "write"]);
+    assert!(world.clock.now().longest_since(began) < Duration::from_secs(3));
 }
 
 #[tokio::test(start_paused = true)]
