@@ -329,6 +329,18 @@ impl Checker {
         self.lock().of(name).granted
     }
 
+    /// Returns whether `process` has the latest grant of `name`, and nobody has ended it.
+    pub(super) fn is_latest(&self, name: &str, process: u64, now: Duration) -> bool {
+        let mut checked = self.lock();
+        let lock = checked.of(name);
+        let latest = lock.grants.last_key_value().filter(|(token, grant)| {
+            **token > lock.deleted
+                && !lock.evicted.contains(*token)
+                && grant.note.split('-').next() == Some(&format!("{process:x}"))
+        });
+        latest.is_some() && now >= lock.taken_until
+    }
+
     /// Records that an operator has deleted the record of `name` by hand, or another client's lock.
     pub(super) fn deleted(&self, name: &str) {
         let mut checked = self.lock();

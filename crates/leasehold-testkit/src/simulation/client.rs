@@ -262,13 +262,14 @@ impl Client {
         }
         let has = |fault| self.world.plan.has(fault);
         match fault {
-            // The simulated suspend is a jump of the clock during which no true time passes. A holder of one of several
-            // locks may also be a contender for the others, and the jump would distort its measurement of how long they
-            // are unchanged. The jump also moves the extrapolated store clock ahead, and with it the next token. If
-            // tokens are lost, that token would be too high.
+            // The simulated suspend is a jump of the clock during which no true time passes. The jump would distort how long
+            // this process measures that the lock of another holder is unchanged: one of several locks, or this one after
+            // an eviction. The jump also moves the extrapolated store clock ahead, and with it the next token. If tokens
+            // are lost, that token would be too high.
             0 if has(Fault::Suspends)
                 && !self.plan().loses_tokens()
-                && self.plan().workload.is_one_lock() =>
+                && self.plan().workload.is_one_lock()
+                && self.world.checker.is_latest(LOCK, self.seed, self.world.now()) =>
             {
                 self.host.machine().suspend(length);
                 self.suspended += length;
