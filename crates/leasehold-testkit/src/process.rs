@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use leasehold::clock::{SystemClock, timeout};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
@@ -127,13 +127,20 @@ pub fn end_at_panics() {
     }));
 }
 
-/// Sends a signal to a process that has not been waited for and whose id is therefore still valid.
+/// Sends a signal to a child that has not been waited for and whose id is therefore still valid. If the signal is STOP,
+/// waits until the child has stopped: its other threads run until one of them receives the signal.
 ///
 /// # Errors
-/// When the process has been waited for, or the signal cannot be sent.
+/// When the child has been waited for, or the signal cannot be sent.
 pub(crate) fn signal(process: &Child, signal: Signal) -> io::Result<()> {
     let id = process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-    Ok(kill_process(id.ok_or(io::ErrorKind::NotFound)?, signal)?)
+    let id = id.ok_or(io::ErrorKind::NotFound)?;
+    kill_process(id, signal)?;
+    if signal == Signal::STOP {
+        let stopped = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(id), stopped)?;
+    }
+    Ok(())
 }
 
 /// Awaits `future`.

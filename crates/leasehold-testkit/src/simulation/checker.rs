@@ -41,8 +41,8 @@ pub(super) struct Checked {
     nonces: HashSet<String>,
     /// When each write was first sent, by its nonce.
     sent: HashMap<String, Duration>,
-    /// When processes stood still with their clocks, by the first part of the notes of their acquisitions.
-    stood_still: HashMap<String, Vec<(Duration, Duration)>>,
+    /// When processes stood still with their clocks.
+    stood_still: HashMap<u64, Vec<(Duration, Duration)>>,
     /// When cancelled claims must have ended, by their notes.
     cancelled: HashMap<String, Duration>,
     /// The highest token that the resource has accepted, and the writes that it has accepted.
@@ -96,6 +96,11 @@ struct Granted {
     span: Duration,
     /// How many guards it was given to.
     given: usize,
+}
+
+/// Returns the process that acquires with `note`.
+pub(super) fn process_of(note: &str) -> Option<u64> {
+    u64::from_str_radix(note.split('-').next()?, 16).ok()
 }
 
 impl Lock {
@@ -212,8 +217,8 @@ impl Checker {
         let lock = checked.of(name);
         let known = lock.grants.get(&write.token).is_some_and(|granted| granted.id == write.grant);
         if known && failed_over {
-            // The failover has lost the end of this grant and the grants after it, and a renewal that was sent before the end
-            // arrives. If the end was an eviction, checks of the grant are excused, as documented.
+            // The failover has lost the end of this grant and the grants after it, and a renewal that was sent
+            // before the end arrives. If the end was an eviction, checks of the grant are excused, as documented.
             lock.grant.clone_from(&grant);
         }
         if grant == lock.grant && write.unconfirmed {
@@ -282,7 +287,7 @@ impl Checker {
     pub(super) fn stood_still(&self, process: u64, from: Duration, to: Duration) {
         let mut checked = self.lock();
         checked.history.stood_still += 1;
-        checked.stood_still.entry(format!("{process:x}")).or_default().push((from, to));
+        checked.stood_still.entry(process).or_default().push((from, to));
     }
 
     /// Records that a copy of the holder of `token` has renewed its grant.
@@ -336,7 +341,7 @@ impl Checker {
         let latest = lock.grants.last_key_value().filter(|(token, grant)| {
             **token > lock.deleted
                 && !lock.evicted.contains(*token)
-                && grant.note.split('-').next() == Some(&format!("{process:x}"))
+                && process_of(&grant.note) == Some(process)
         });
         latest.is_some() && now >= lock.taken_until
     }
@@ -393,8 +398,8 @@ impl Checked {
 
     /// Returns how much true time the clocks of the process with `grant` have missed without its knowledge at `now`.
     fn missed(&self, grant: &Granted, now: Duration) -> Duration {
-        let process = grant.note.split('-').next().unwrap_or_default();
-        let pauses = self.stood_still.get(process).map_or(&[][..], Vec::as_slice);
+        let pauses = process_of(&grant.note).and_then(|process| self.stood_still.get(&process));
+        let pauses = pauses.map_or(&[][..], Vec::as_slice);
         let missed = pauses.iter().map(|(from, to)| {
             // A grant from before the pause ends within one span of the holder's own time.
             if *to + grant.span > now { *to - *from } else { to.saturating_sub(grant.sent.max(*from)) }

@@ -8,6 +8,7 @@ use leasehold::register::{Precondition, Write};
 use serde_json::Value;
 
 use super::LOCK;
+use super::checker::process_of;
 use super::plan::Store;
 use super::world::World;
 
@@ -26,7 +27,7 @@ async fn live(world: Arc<World>, process: u64, mut random: fastrand::Rng) {
     let Ok(Some(cell)) = register.read(&key).await else { return };
     let Ok(mut record) = serde_json::from_slice::<Value>(&cell.value) else { return };
     let note = record["holder"]["note"].as_str().unwrap_or_default();
-    let is_its = note.split('-').next() == Some(&format!("{process:x}"));
+    let is_its = process_of(note) == Some(process);
     if !is_its || record["state"] != "held" {
         return;
     }

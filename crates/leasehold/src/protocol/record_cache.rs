@@ -28,6 +28,8 @@ pub(super) struct Observation {
     pub(super) version: Version,
     /// The line of waiters as it was last read with the record.
     pub(super) line: Option<Line>,
+    /// Whether the record was read since its last sign of life, not only written by this process.
+    was_read: bool,
     unchanged_for: Duration,
     last: Moment,
 }
@@ -64,13 +66,15 @@ impl RecordCache {
         locks.get(name).map(|observation| Observation::clone(observation))
     }
 
-    /// Stores `record`, which was read at `now`. `now` must be taken after the response arrived.
-    pub(super) fn see(&self, name: &LockName, record: Record, version: Version, now: Moment) -> Observation {
-        self.see_with_line(name, record, version, None, now)
+    /// Stores `record`, which this process wrote. `now` must be taken after the response arrived.
+    pub(super) fn wrote(&self, name: &LockName, record: Record, version: Version, now: Moment) {
+        let (unchanged_for, was_read) = (Duration::ZERO, false);
+        self.put(name, Observation { record, version, line: None, was_read, unchanged_for, last: now });
     }
 
-    /// Like [`see`](Self::see), with the line of waiters. Without one, the one that was seen before stays.
-    pub(super) fn see_with_line(
+    /// Stores `record`, which was read. `now` must be taken after the response arrived. Without a line of waiters, the
+    /// one that was seen before stays.
+    pub(super) fn see(
         &self,
         name: &LockName,
         record: Record,
@@ -78,7 +82,12 @@ impl RecordCache {
         line: Option<Line>,
         now: Moment,
     ) -> Observation {
-        let mut observation = Observation { record, version, line, unchanged_for: Duration::ZERO, last: now };
+        let (unchanged_for, was_read) = (Duration::ZERO, true);
+        self.put(name, Observation { record, version, line, was_read, unchanged_for, last: now })
+    }
+
+    fn put(&self, name: &LockName, mut observation: Observation) -> Observation {
+        let now = observation.last;
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         match locks.get(name) {
             Some(earlier) => {
@@ -90,11 +99,14 @@ impl RecordCache {
                 if observation.line.is_none() {
                     observation.line.clone_from(&earlier.line);
                 }
-                // The mark of a waiter is no renewal, although NATS gives its time as that of the record.
-                if earlier.version == observation.version && earlier.record.renewed_at_us.is_some() {
-                    observation.record.renewed_at_us = earlier.record.renewed_at_us;
-                }
                 if earlier.sign_of_life() == observation.sign_of_life() {
+                    // The mark of a waiter is no renewal, although NATS gives its time as that of the record. NATS also
+                    // corrects the time in a record that this process wrote.
+                    let times = (earlier.record.renewed_at_us, observation.record.renewed_at_us);
+                    if let (true, (Some(earlier_us), Some(renewed_at_us))) = (earlier.was_read, times) {
+                        observation.record.renewed_at_us = Some(renewed_at_us.min(earlier_us));
+                    }
+                    observation.was_read |= earlier.was_read;
                     observation.unchanged_for =
                         if late { earlier.unchanged_for } else { earlier.unchanged_for(now) };
                 }
@@ -144,7 +156,7 @@ mod tests {
         let name = |n: usize| LockName::new(format!("x{n}")).unwrap();
         let known = RecordCache::default();
         for n in 0..=MOST {
-            known.see(&name(n), (*record).clone(), Version::new("1"), Moment::from_raw(0, 0));
+            known.see(&name(n), (*record).clone(), Version::new("1"), None, Moment::from_raw(0, 0));
         }
         assert_eq!(known.locks.lock().unwrap().len(), MOST - FORGOTTEN + 1);
         let kept = (0..=MOST).map(name).find(|name| known.recall(name).is_some()).unwrap();
@@ -160,7 +172,7 @@ mod tests {
         let known = RecordCache::default();
         for n in 0..MOST + FORGOTTEN + 1 {
             let now = Moment::from_raw(n as u64, n as i64);
-            known.see(&name(n), (*record).clone(), Version::new("1"), now);
+            known.see(&name(n), (*record).clone(), Version::new("1"), None, now);
             assert!(known.locks.lock().unwrap().len() <= MOST);
         }
         for n in 0..MOST + FORGOTTEN + 1 {
@@ -178,7 +190,7 @@ mod tests {
         let marked = Record { awaited: true, ..other.clone() };
         let (known, name) = (RecordCache::default(), LockName::new("x").unwrap());
         for (seen_at, record) in [(0, *record), (18, other), (19, marked)] {
-            known.see(&name, record, Version::new("1"), at(seen_at));
+            known.see(&name, record, Version::new("1"), None, at(seen_at));
         }
         assert_eq!(known.recall(&name).unwrap().unchanged_for(at(20)), Duration::from_secs(2));
     }
@@ -189,16 +201,22 @@ mod tests {
         let golden = include_bytes!("../../tests/records/1-held.json");
         let Content::Record(record) = parse(golden).unwrap() else { panic!("foreign") };
         let (known, name) = (RecordCache::default(), LockName::new("x").unwrap());
-        let see = |version: &str, renewed_at_us| {
-            let record = Record { renewed_at_us, ..(*record).clone() };
-            known.see(&name, record, Version::new(version), Moment::from_raw(0, 0)).record.renewed_at_us
+        let (version, now) = (Version::new("1"), Moment::from_raw(0, 0));
+        let record = |heartbeat, renewed_at_us| Record { heartbeat, renewed_at_us, ..(*record).clone() };
+        let wrote = |record| known.wrote(&name, record, version.clone(), now);
+        let see = |heartbeat, renewed_at_us| {
+            let record = record(heartbeat, renewed_at_us);
+            known.see(&name, record, version.clone(), None, now).record.renewed_at_us
         };
-        assert_eq!(see("1", Some(5)), Some(5));
-        // This process writes the mark, and then reads it.
-        assert_eq!((see("2", Some(5)), see("2", Some(7))), (Some(5), Some(5)));
-        assert_eq!(see("3", Some(9)), Some(9));
-        // On some stores, a process adds the time without a new version.
-        assert_eq!((see("4", None), see("4", Some(11))), (None, Some(11)));
+        assert_eq!(see(1, Some(5)), Some(5));
+        wrote(record(1, Some(5)));
+        assert_eq!(see(1, Some(7)), Some(5));
+        assert_eq!(see(2, Some(9)), Some(9));
+        // On some stores, a process adds the time later. A person may set it back.
+        assert_eq!((see(3, None), see(3, Some(11)), see(3, Some(4))), (None, Some(11), Some(4)));
+        // The process may have been paused together with its clocks before it wrote.
+        wrote(record(4, Some(20)));
+        assert_eq!((see(4, Some(80)), see(4, Some(90))), (Some(80), Some(80)));
     }
 
     #[test]
@@ -209,7 +227,7 @@ mod tests {
         let (known, name) = (RecordCache::default(), LockName::new("x").unwrap());
         for seen_at in [0, 18, 1] {
             // The response to the third read arrived before that to the second, but is stored after it.
-            known.see(&name, (*record).clone(), Version::new("1"), at(seen_at));
+            known.see(&name, (*record).clone(), Version::new("1"), None, at(seen_at));
         }
         assert_eq!(known.recall(&name).unwrap().unchanged_for(at(19)), Duration::from_secs(19));
     }

@@ -9,12 +9,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold::Locker;
 use leasehold::clock::{Clock, SystemClock};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use tokio::process::Child;
 
 use super::query;
 use crate::launch::unprivileged::{folder_below, run, unprivileged};
 use crate::launch::{Measured, Protocol, free_port};
+use crate::process;
 use crate::servers::set_by_test;
 
 /// How long a server may take to start.
@@ -199,10 +200,9 @@ impl MariadbServer {
     }
 
     fn signal(&self, signal: Signal) {
-        let pid = self.process.as_ref().and_then(Child::id).and_then(|pid| i32::try_from(pid).ok());
-        if let Some(pid) = pid.and_then(Pid::from_raw) {
+        if let Some(process) = &self.process {
             // The process may just have ended.
-            let _ = kill_process(pid, signal);
+            let _ = process::signal(process, signal);
         }
     }
 }

@@ -281,7 +281,7 @@ impl RegisterLeases {
         let budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
         let mark = self.records.mark_awaited(name, version, record);
         if let Written::Committed { record, version } = budget.request(mark).await? {
-            self.cache.see(name, *record, version, self.now());
+            self.cache.wrote(name, *record, version, self.now());
         }
         Ok(())
     }

@@ -40,7 +40,7 @@ impl RegisterLeases {
                     let is_awaited = line.waiting(record).next().is_some();
                     record.awaited = is_awaited;
                 }
-                let observation = self.cache.see_with_line(name, (**record).clone(), version, line, at);
+                let observation = self.cache.see(name, (**record).clone(), version, line, at);
                 record.renewed_at_us = observation.record.renewed_at_us;
                 Some(observation)
             }
@@ -127,7 +127,7 @@ impl RegisterLeases {
         match answer {
             Ok(Written::Committed { record, version } | Written::Granted { record, version, .. }) => {
                 self.tap(Passing::Written, name, &record);
-                self.cache.see(name, (*record).clone(), version.clone(), self.now());
+                self.cache.wrote(name, (*record).clone(), version.clone(), self.now());
                 known_fate(attempts);
                 Ok(Sent::Committed(record, version))
             }
