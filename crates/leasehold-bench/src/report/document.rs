@@ -100,6 +100,9 @@ fn run_of(block: &Block) -> String {
     format!("{} ({commit}, {rounds})", block.date)
 }
 
+/// The page leaves out servers that are farther away, in milliseconds. The plot and results.json have them.
+const FARTHEST: f64 = 5.0;
+
 /// Returns a table with one line for each place: leasehold beside the best other client by the first metric.
 fn summary(scenario: Scenario, blocks: &[&Block]) -> Table {
     let metrics = scenario.summary();
@@ -110,7 +113,7 @@ fn summary(scenario: Scenario, blocks: &[&Block]) -> Table {
     head.extend(metrics.iter().map(|metric| metric.title.to_owned()));
     head.extend(["best other client".to_owned(), main.title.to_owned(), "ours, times better".to_owned()]);
     head.extend(has_calls.then(|| "ours, times the conditional calls".to_owned()));
-    let lines = blocks.iter().map(|block| {
+    let lines = blocks.iter().filter(|block| block.rtt_ms <= FARTHEST).map(|block| {
         let median = |row: Option<&Row>, metric: &Metric| {
             let spread = row.and_then(|row| row.spread(metric.name));
             spread.map_or_else(|| "-".to_owned(), |spread| number(spread.median))
